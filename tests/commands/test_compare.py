@@ -72,8 +72,8 @@ def test_what_no_name_tells_grows_or_falls_as_in_the_runs(folders) -> None:
     histories = comparison.read(folders)
     for history, values in zip(histories, ([1, 5], [4, 3]), strict=True):
         history.series['purity'] = np.array([1, 2]), np.array(values, float)
-    assert not comparison.falls(histories, 'purity')
-    assert comparison.falls(histories[1:], 'purity')
+    assert not comparison.smaller_is_better(histories, 'purity')
+    assert comparison.smaller_is_better(histories[1:], 'purity')
 
 
 def test_by_default_all_that_both_evaluate(folders, capsys) -> None:
@@ -87,8 +87,8 @@ def test_by_default_all_that_both_evaluate(folders, capsys) -> None:
 def test_growing_metrics_are_reached_from_below(folders) -> None:
     (history,) = comparison.read(folders[:1])
     history.series['accuracy'] = np.array([1, 2, 3]), np.array([0.1, 0.5, 0.4])
-    assert history.reached('accuracy', 0.45, falls=False) == 2
-    assert history.reached('accuracy', 0.6, falls=False) is None
+    assert history.first_step_at('accuracy', 0.45, falls=False) == 2
+    assert history.first_step_at('accuracy', 0.6, falls=False) is None
 
 
 def test_the_picture_has_histories_over_time_and_bars(folders, tmp_path, capsys) -> None:
@@ -139,4 +139,4 @@ def test_mistakes_are_one_line(folders, words, message, capsys) -> None:
 
 def test_a_folder_without_a_run_is_one_line(tmp_path, capsys) -> None:
     assert main(['compare', str(tmp_path)]) == 2
-    assert 'holds no run that has logged anything' in capsys.readouterr().err
+    assert 'logged metrics' in capsys.readouterr().err

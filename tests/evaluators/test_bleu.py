@@ -117,20 +117,20 @@ def test_every_pass_starts_anew(vocab):
 
 
 def test_data_without_text(vocab):
-    with pytest.raises(UserError, match=r'some text is not text that config\.data\.vocab'):
+    with pytest.raises(UserError, match=r'some text.*config\.data\.vocab'):
         bleu.Evaluator().open(Dataset([{}, {}], vocab))
 
 
 @pytest.mark.parametrize('edges', [(10, 5), (0, 5), (5, 5)])
 def test_edges_grow(edges):
-    with pytest.raises(UserError, match='increasing numbers of words'):
+    with pytest.raises(UserError, match='edges='):
         bleu.Evaluator(edges)
 
 
 def test_a_task_without_tokens(vocab):
     evaluator = bleu.Evaluator()
     evaluator.open(Dataset([{'source': 'a', 'target': 'b'}], vocab))
-    with pytest.raises(UserError, match="no 'tokens'"):
+    with pytest.raises(UserError, match="'tokens'"):
         evaluator.update({'probs': np.zeros((1, 2))}, {'index': np.zeros(1, int)})
 
 

@@ -149,10 +149,10 @@ def test_broken_records_are_left_out():
 
 
 def test_mistakes():
-    with pytest.raises(UserError, match="a few: the records have no 'boxes'"):
+    with pytest.raises(UserError, match=r"a few: .*'boxes'"):
         opened([{'size': (3, 3), 'label': 4}])
     evaluator, _ = opened()
-    with pytest.raises(UserError, match="no 'boxes'"):
+    with pytest.raises(UserError, match="'boxes'"):
         evaluator.update({'probs': np.zeros((1, 2))}, {'index': np.array([0])})
 
 

@@ -100,9 +100,9 @@ def test_more_shots_are_better():
 def test_a_class_with_too_few_examples_is_named():
     features, label = clusters(100)
     kept = np.concatenate([np.flatnonzero(label != 2), np.flatnonzero(label == 2)[:3]])
-    with pytest.raises(UserError, match='shots=10, but class 2 has only 3 examples'):
+    with pytest.raises(UserError, match=r'shots=10, .* class 2 .* 3 examples'):
         evaluate(fewshot.Evaluator(shots=(1, 10)), (features[kept], label[kept]), clusters(9))
-    with pytest.raises(UserError, match='shots=25 of 4 classes, but there are 99 examples'):
+    with pytest.raises(UserError, match=r'shots=25 of 4 classes, .* 99 examples'):
         fewshot.Evaluator().open(dataset(99, 4), dataset(99, 4))
     fewshot.Evaluator().open(dataset(100, 4), dataset(100, 4))
 

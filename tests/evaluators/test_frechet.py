@@ -145,7 +145,7 @@ def test_statistics_of_a_file_take_the_place_of_the_images(tmp_path):
     found = measured(opened(reference=file))
     assert found == {'frechet_classifier': pytest.approx(16, rel=1e-5)}
     np.savez(file, mu=np.zeros(5), sigma=np.eye(5))
-    with pytest.raises(UserError, match='the reference has 5 features, the model 4'):
+    with pytest.raises(UserError, match=r'reference has 5 .* 4'):
         measured(opened(reference=file))
 
 
@@ -163,12 +163,12 @@ def test_what_is_not_finite_makes_every_metric_nan(monkeypatch):
 def test_mistakes(tmp_path):
     with pytest.raises(UserError, match='neighbors=0: must be at least 1'):
         opened(neighbors=0)
-    with pytest.raises(UserError, match='the task makes no samples'):
+    with pytest.raises(UserError, match="'generate'"):
         opened().update({'features': IMAGES}, {})
-    with pytest.raises(UserError, match='cannot be read: No such file'):
+    with pytest.raises(UserError, match=r'reference .*No such file'):
         opened(reference='none.npz')
     np.savez(tmp_path / 'a.npz', mu=np.zeros(2))
-    with pytest.raises(UserError, match='holds no arrays mu and sigma'):
+    with pytest.raises(UserError, match=r'reference .*mu and sigma'):
         opened(reference=str(tmp_path / 'a.npz'))
     np.savez(tmp_path / 'a.npz', mu=np.zeros(2), sigma=np.eye(3))
     with pytest.raises(UserError, match=r'are \[2\] and \[3, 3\], not \[D\] and \[D D\]'):
@@ -218,5 +218,5 @@ def test_features_of_a_run_do_not_depend_on_other_images(repo):
 
 
 def test_a_model_without_features_is_refused():
-    with pytest.raises(UserError, match="the task 'generate' predicts none; take a classifier"):
+    with pytest.raises(UserError, match=r"features .*'generate'"):
         opened('runs/jit')

@@ -66,5 +66,5 @@ def test_keywords_that_cannot_be(keywords):
 
 def test_more_neighbors_than_examples():
     knn.Evaluator(k=20).open(dataset(20, 10), dataset(20, 10))
-    with pytest.raises(UserError, match='k=20 neighbors, but there are 19 examples'):
+    with pytest.raises(UserError, match=r'k=20 .* 19 examples'):
         knn.Evaluator(k=20).open(dataset(19, 10), dataset(19, 10))

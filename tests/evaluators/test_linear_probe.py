@@ -96,5 +96,5 @@ def test_keywords_that_cannot_be(keywords):
 
 @pytest.mark.parametrize(('size', 'classes'), [(100, 1), (49, 10)])
 def test_too_little_to_learn_from(size, classes):
-    with pytest.raises(UserError, match=f'there are {classes} classes and {size} examples'):
+    with pytest.raises(UserError, match=f'{classes} classes and {size} examples'):
         linear_probe.Evaluator().open(dataset(size, classes), dataset(size, classes))

@@ -172,16 +172,16 @@ def test_things_of_panoptic_data_alone_are_measured():
     thing = predicted(boxes(size, (0, 0, 20, 20), (0, 0, 9, 9)), [0, 1], [0.5, 0.9])
     found = measure(opened(records, stuff=(1,)), thing)
     assert found['AP'] == pytest.approx(1)
-    with pytest.raises(UserError, match='a few: all of its classes are stuff'):
+    with pytest.raises(UserError, match=r"a few: .*'mean_iou'"):
         opened(records, stuff=(0, 1))
 
 
 def test_mistakes():
     digits = open_source('digits', 'test')
-    with pytest.raises(UserError, match="no 'labels' to compare with"):
+    with pytest.raises(UserError, match="'labels'"):
         Evaluator().open(SimpleNamespace(source=digits, info=digits.info))
     evaluator = opened([truth((4, 4), [(0, 0, 2, 2)], [0])])
-    with pytest.raises(UserError, match="masks are evaluated, but the task predicts no 'frame'"):
+    with pytest.raises(UserError, match=r"masks .*'frame'"):
         evaluator.update(
             {k: np.zeros((1, 2)) for k in ('masks', 'scores', 'labels')}, {'index': np.array([0])}
         )

@@ -136,9 +136,9 @@ def test_things_and_stuff_of_panoptic_data_are_classes_of_pixels():
 
 def test_mistakes():
     digits = open_source('digits', 'test')
-    with pytest.raises(UserError, match="no 'labels' to compare with; they have size, label"):
+    with pytest.raises(UserError, match=r"'labels'.*size, label"):
         Evaluator().open(SimpleNamespace(source=digits, info=digits.info))
-    with pytest.raises(UserError, match='map has 2 x 1 pixels, the image 3 x 1: enlarge the frame'):
+    with pytest.raises(UserError, match=r'2 x 1 .* 3 x 1: .*config.task.frame'):
         measured([np.zeros((1, 3), int)], [np.zeros((1, 2), int)], sizes=[(1, 3)])
-    with pytest.raises(UserError, match='the task predicts no segmentation'):
+    with pytest.raises(UserError, match="'segmentation'"):
         Evaluator().update({'size': np.zeros((1, 2))}, {'index': np.array([0])})

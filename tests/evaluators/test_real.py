@@ -74,28 +74,28 @@ def test_no_image_has_a_label():
 
 
 def test_data_without_such_labels(labels, tmp_path):
-    with pytest.raises(UserError, match="has no 'real_label'; take tfds:imagenet2012_real"):
+    with pytest.raises(UserError, match=r"'real_label'; .*tfds:imagenet2012_real"):
         Evaluator().open(data(Files(), label=None))
     with pytest.raises(UserError, match=r'cat3\.png: .* validation image of ImageNet'):
         Evaluator(labels).open(data(Files('cat{}.png')))
-    with pytest.raises(UserError, match='labels has 4 images, the data have number 30'):
+    with pytest.raises(UserError, match=r'labels has 4 images, .* 30'):
         Evaluator(labels).open(data(Files('ILSVRC2012_val_{:07}0.JPEG')))
     with pytest.raises(UserError, match=r"labels='.*absent.json': cannot be read"):
         Evaluator(str(tmp_path / 'absent.json'))
     (tmp_path / 'other.json').write_text('[[1], [1000]]')
-    with pytest.raises(UserError, match='must be a list of lists of classes 0 to 999'):
+    with pytest.raises(UserError, match=r'labels=.*0 to 999'):
         Evaluator(str(tmp_path / 'other.json'))
 
 
 def test_a_model_of_other_classes(labels):
     evaluator = Evaluator(labels)
     evaluator.open(data(Files()))
-    with pytest.raises(UserError, match='labels are of 1000 classes, the model has 5'):
+    with pytest.raises(UserError, match=r'labels .*1000 classes, .* 5'):
         measured(evaluator, range(4))
 
 
 def test_a_task_without_probabilities():
-    with pytest.raises(UserError, match="the task predicts no 'probs'"):
+    with pytest.raises(UserError, match="'probs'"):
         Evaluator().update({'boxes': np.zeros((1, 2))}, {})
 
 

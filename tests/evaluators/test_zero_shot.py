@@ -67,9 +67,9 @@ def test_names_from_a_file(tmp_path):
     assert prompts[0]['caption'] == f'the {NAMES[0]}'
     assert prompts[5]['caption'] == 'the fox'
     file.write_text('cat\n')
-    with pytest.raises(UserError, match='has 1 lines, the data 6 classes'):
+    with pytest.raises(UserError, match=r'has 1 lines, .* 6 classes'):
         evaluator(names=str(file)).fit_data(dataset())
-    with pytest.raises(UserError, match='names of classes'):
+    with pytest.raises(UserError, match='class names'):
         evaluator(names=str(tmp_path / 'none')).fit_data(dataset())
 
 
@@ -79,12 +79,12 @@ def test_names_of_a_file_that_are_those_of_the_data_are_matched_by_name(tmp_path
     prompts = source(evaluator(names=str(file), templates=('{}',)), dataset())
     assert [prompts[i]['caption'] for i in range(6)] == list(NAMES)
     file.write_text('\n'.join(['dog', 'tomcat', *NAMES[2:]]))
-    with pytest.raises(UserError, match=r"line 1: 'dog' is class 1 of the data, and class 0 is"):
+    with pytest.raises(UserError, match=r"line 1: 'dog' is class 1 .* class 0"):
         evaluator(names=str(file)).fit_data(dataset())
 
 
 @pytest.mark.parametrize(
-    ('keywords', 'names', 'words'),
+    ('keywords', 'names', 'message'),
     [
         ({}, ('cat', 'cat', 'dog', 'a', 'b', 'c'), "two classes have the name 'cat'"),
         ({}, (' ', 'cow', 'dog', 'a', 'b', 'c'), 'a class has an empty name'),
@@ -92,17 +92,17 @@ def test_names_of_a_file_that_are_those_of_the_data_are_matched_by_name(tmp_path
         ({'templates': ()}, NAMES, 'a template'),
     ],
 )
-def test_classes_that_texts_cannot_tell(keywords, names, words):
-    with pytest.raises(UserError, match=words):
+def test_ambiguous_class_names_are_refused(keywords, names, message):
+    with pytest.raises(UserError, match=message):
         source(evaluator(**keywords), dataset(names))
 
 
 def test_what_it_needs():
-    with pytest.raises(UserError, match='classes of the data have no names'):
+    with pytest.raises(UserError, match='names'):
         evaluator().fit_data(dataset(()))
-    with pytest.raises(UserError, match="predicts no 'text'"):
+    with pytest.raises(UserError, match="'text'"):
         evaluator().fit({'features': np.ones(1)}, {'label': np.ones(1)})
-    with pytest.raises(UserError, match="there is no 'label'"):
+    with pytest.raises(UserError, match="'label'"):
         evaluator().update({'features': np.ones((1, 2))}, {})
     names = ('[1.5]', '[null]', '"abc"', '[' * 100_000)
     odd = [f'{{"names": {value}, "templates": ["a {{}}"]}}' for value in names]

@@ -131,5 +131,5 @@ def test_blocks_are_means_and_come_back():
     large = colors.upsample(jnp.asarray(IMAGE), 3)
     assert large.shape == (2, 12, 18, 3)
     np.testing.assert_array_equal(colors.downsample(large, 3), IMAGE)
-    with pytest.raises(ValueError, match='blocks of 4 pixels do not tile 6 x 4 pixels'):
+    with pytest.raises(ValueError, match=r'4 pixels.* 6 x 4'):
         colors.downsample(jnp.asarray(IMAGE), 4)

@@ -66,7 +66,7 @@ def test_small_segments_are_dropped_until_there_are_none():
     masks[1, 1, 0] = 2  # 5 pixels, and the third has 3
     found = merge(masks)
     assert found.queries.tolist() == [0, 1]
-    assert (found.numbers == 2).sum() == panoptic.LEAST
+    assert (found.numbers == 2).sum() == panoptic.MIN_PIXELS
 
 
 def test_pixels_are_counted_where_they_are_placed():

@@ -135,7 +135,7 @@ def test_attention_is_that_of_a_caption_of_the_data_or_a_written_one(variables):
 
 
 @pytest.mark.parametrize(
-    ('fields', 'words'),
+    ('fields', 'message'),
     [
         ({'parallel': 1.5}, r'config.task.parallel=1.5: must be in \[0, 1\]'),
         ({'search': 'sample'}, "config.task.search=sample: must be 'beam' or 'greedy'"),
@@ -143,8 +143,8 @@ def test_attention_is_that_of_a_caption_of_the_data_or_a_written_one(variables):
         ({'mean': (0.5,)}, 'config.task.std'),
     ],
 )
-def test_fields_that_make_no_task(fields, words):
-    with pytest.raises(UserError, match=words):
+def test_invalid_fields_are_refused(fields, message):
+    with pytest.raises(UserError, match=message):
         Task(**fields)
 
 

@@ -124,9 +124,9 @@ def test_mistakes(tmp_path):
         Task(rebalance=0)
     with pytest.raises(UserError, match='temperature=0: must be positive'):
         Task(temperature=0)
-    with pytest.raises(UserError, match='three colors, these have 1'):
+    with pytest.raises(UserError, match='3 channels, not 1'):
         Task().loss({'logits': LOGITS}, {'image': IMAGE[..., :1]})
-    with pytest.raises(UserError, match=r"there is no 'gone\.json'; make it of the training data"):
+    with pytest.raises(UserError, match=r"prior: .*'gone\.json'"):
         Task(prior='gone.json').loss({'logits': LOGITS}, BATCH)
     other = tmp_path / 'other.json'
     for text in ('{}', '[', json.dumps({'counts': [-1, 2]}), json.dumps({'counts': [0.5]})):
@@ -137,13 +137,12 @@ def test_mistakes(tmp_path):
 
 def test_a_prior_of_other_colors_is_one_line(tmp_path):
     colorize.write_color_counts(tmp_path / 'colors.json', np.ones(300, np.int64), 'here')
-    with pytest.raises(UserError, match='counts 300 colors, and there are 313'):
+    with pytest.raises(UserError, match=r'300 .* 313'):
         Task(prior=str(tmp_path / 'colors.json')).loss({'logits': LOGITS}, BATCH)
 
 
 @pytest.mark.parametrize('content', [b'[]', b'\xff\xfe{', b'{"counts": []}', b'{"counts": [-1]}'])
 def test_a_prior_of_another_kind_is_one_line(tmp_path, content):
     (tmp_path / 'colors.json').write_bytes(content)
-    said = r'config.task.prior: .*colors.json. holds (no|invalid) counts'
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=r'config.task.prior: .*colors.json'):
         colorize.read_color_counts(tmp_path / 'colors.json')

@@ -37,7 +37,7 @@ def test_bits_are_nine_for_one_who_knows_nothing_and_none_for_one_who_knows():
 def test_a_gray_image_of_one_channel_is_its_own_luma():
     gray, _ = Task().inputs({'image': IMAGE[..., :1]})
     np.testing.assert_array_equal(gray, IMAGE[..., 0])
-    with pytest.raises(UserError, match=r'must be bytes of 1 or 3 channels .* not float32 of 3'):
+    with pytest.raises(UserError, match=r'bytes.*float32.*3'):
         Task().inputs({'image': IMAGE / 255.0})
 
 

@@ -293,14 +293,14 @@ def test_samples_depend_on_the_example_and_not_on_its_place():
 
 
 def test_mistakes():
-    for fields, words in (
+    for fields, message in (
         ({'prediction': 'noise'}, "unknown config.task.prediction 'noise'"),
         ({'sampler': 'rk4'}, "unknown config.task.sampler 'rk4'"),
         ({'interval': (0.5, 0.2)}, r'interval=\(0.5, 0.2\): must be two increasing times'),
         ({'steps': 0}, 'config.task.steps=0: must be at least 1'),
         ({'class_dropout': 1.0}, r'must be in \[0, 1\)'),
     ):
-        with pytest.raises(UserError, match=words):
+        with pytest.raises(UserError, match=message):
             Task(**fields)
-    with pytest.raises(UserError, match='these have several'):
+    with pytest.raises(UserError, match='one class per image'):
         Task().inputs({'image': DRAWN['image'], 'label': jnp.zeros((4, 5))})

@@ -24,24 +24,24 @@ BYTES = RNG.integers(0, 256, (3, 8, 12, 3), dtype=np.uint8)
 BATCH = jit_numbers.batch()
 
 
-def given_of(task, images):
+def condition_from(task, images):
     return np.asarray(task.to_bytes(task.inputs({'image': jnp.asarray(images)})[3]))
 
 
 def test_small_images_are_the_mean_colors_of_blocks():
     """As Pillow's `reduce`, to a level."""
-    found = given_of(Task(given='small', factor=4), BYTES)
-    for image, made in zip(BYTES, found, strict=True):
+    conditions = condition_from(Task(given='small', factor=4), BYTES)
+    for image, condition in zip(BYTES, conditions, strict=True):
         small = np.asarray(Image.fromarray(image).reduce(4)).astype(int)
-        assert np.abs(made - small.repeat(4, axis=0).repeat(4, axis=1)).max() <= 1
+        assert np.abs(condition - small.repeat(4, axis=0).repeat(4, axis=1)).max() <= 1
 
 
 def test_gray_images_have_the_luminance():
-    found = given_of(Task(), BYTES)
+    condition = condition_from(Task(), BYTES)
     gray = np.asarray(colors.to_bytes(colors.to_gray(BYTES / np.float32(255))))
-    np.testing.assert_array_equal(found, gray)
-    own = BYTES[..., :1].repeat(3, axis=-1)
-    np.testing.assert_array_equal(given_of(Task(), own), own[..., :1])
+    np.testing.assert_array_equal(condition, gray)
+    gray_images = BYTES[..., :1].repeat(3, axis=-1)
+    np.testing.assert_array_equal(condition_from(Task(), gray_images), gray_images[..., :1])
 
 
 def test_every_noisy_image_is_seen_beside_what_is_given_of_its_own():
@@ -93,16 +93,16 @@ def test_mistakes():
         Task(given='grey')
     with pytest.raises(UserError, match='factor=1: must be at least 2'):
         Task(factor=1)
-    with pytest.raises(UserError, match='does not divide the sides of images of 12 x 8 pixels'):
+    with pytest.raises(UserError, match=r'factor=.*12 x 8'):
         Task(given='small', factor=3).inputs({'image': jnp.asarray(BYTES)})
-    with pytest.raises(UserError, match='have no colors to learn'):
+    with pytest.raises(UserError, match=r"given='gray'.*3 channels"):
         Task().inputs({'image': jnp.asarray(BYTES[..., :1])})
 
 
 def test_the_evaluator_has_the_numbers_of_the_colors():
     evaluator = restoration.Evaluator()
     samples = RNG.integers(0, 256, (3, 2, 8, 12, 3), dtype=np.uint8)
-    gray = given_of(Task(), BYTES)
+    gray = condition_from(Task(), BYTES)
     for rows in (slice(0, 2), slice(2, 3)):
         made = {'samples': samples[rows], 'image': BYTES[rows], 'given': gray[rows]}
         evaluator.update(made, {})
@@ -118,7 +118,7 @@ def test_the_evaluator_has_the_numbers_of_the_colors():
     assert found == pytest.approx({k: float(v) for k, v in expected.items()}, rel=1e-5)
     evaluator.update({**made, 'finite': np.array([[True, False]])}, {})
     assert np.isnan(list(evaluator.result().values())).all()
-    with pytest.raises(UserError, match="restores no images: evaluate a run of 'image_to_image'"):
+    with pytest.raises(UserError, match="'image_to_image'"):
         evaluator.update({'samples': samples}, {})
 
 

@@ -166,13 +166,13 @@ def test_a_batch_of_one_pair_is_refused():
 
 
 @pytest.mark.parametrize(
-    ('fields', 'words'),
+    ('fields', 'message'),
     [
         ({'loss_name': 'clip'}, "unknown config.task.loss_name 'clip'"),
         ({'repeats': 'yes'}, "unknown config.task.repeats 'yes'"),
         ({'chunk': 0}, 'config.task.chunk=0: must be at least 1'),
     ],
 )
-def test_options_that_there_are_not(fields, words):
-    with pytest.raises(UserError, match=words):
+def test_invalid_options_are_refused(fields, message):
+    with pytest.raises(UserError, match=message):
         Task(**fields)

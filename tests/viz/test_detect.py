@@ -53,7 +53,7 @@ def test_a_model_that_sees_a_cut_of_the_file():
 
 def test_mistakes():
     for text in ('1.5', '-1', 'nan', 'half'):
-        with pytest.raises(UserError, match=f'--threshold {text}: write a number from 0 to less'):
+        with pytest.raises(UserError, match=f'--threshold {text}'):
             detect.parse_threshold(text)
     with pytest.raises(UserError, match='do not track the positions'):
         detect.Viz().rows(PREDICTION, photo(affine=None), context())

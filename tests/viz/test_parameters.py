@@ -27,8 +27,8 @@ def test_every_picture_is_drawn_on_the_scale_of_its_parameter():
 
 
 def test_one_picture_keeps_its_number():
-    figure = attention_pictures.draw_parameters([BIAS], only=2)
+    figure = attention_pictures.draw_parameters([BIAS], index=2)
     assert [axes.get_title() for axes in figure.axes] == ['head 2']
     np.testing.assert_array_equal(figure.axes[0].images[0].get_array(), BIAS.pictures[2])
     with pytest.raises(UserError, match='there is no head 3: a/bias has 3, 0 to 2'):
-        attention_pictures.draw_parameters([BIAS], only=3)
+        attention_pictures.draw_parameters([BIAS], index=3)

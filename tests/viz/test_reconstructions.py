@@ -47,5 +47,5 @@ def test_a_line_of_pictures_an_image():
 
 
 def test_bytes_are_needed():
-    with pytest.raises(UserError, match=r'a.png: .* make float32 images, but pictures need'):
+    with pytest.raises(UserError, match=r'a.png: .* float32.*uint8'):
         reconstruct.panels({'mask': MASK}, photo(IMAGE.astype(np.float32)))

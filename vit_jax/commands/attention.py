@@ -147,7 +147,7 @@ def draw_parameters(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
 
     chosen = parameter_pictures(run, args.parameters)
     title = f'{run.settings.model.name}, {run.path.name}'
-    figure = attention_pictures.draw_parameters(chosen, only=args.head, title=title)
+    figure = attention_pictures.draw_parameters(chosen, index=args.head, title=title)
     more = f' and {len(chosen) - 1} more' if len(chosen) > 1 else ''
     return figure, f'{chosen[0].name}{more}'
 

@@ -43,11 +43,11 @@ def main(argv: Sequence[str]) -> int:
     if args.out is not None:
         check_picture(args.out, '--out')
     histories = comparison.read(args.workdirs)
-    metrics = args.metric or comparison.shared(histories)
-    names = [name for metric in metrics for name in comparison.matching(histories, metric)]
+    metrics = args.metric or comparison.shared_metrics(histories)
+    names = [name for metric in metrics for name in comparison.find_metrics(histories, metric)]
     rows = [row(folder, c, names) for folder, c in zip(args.workdirs, histories, strict=True)]
     if args.reach is not None:
-        falls = comparison.falls(histories, names[0])
+        falls = comparison.smaller_is_better(histories, names[0])
         for one, history in zip(rows, histories, strict=True):
             one |= when_reached(history, names[0], args.reach, falls)
     if args.out is not None:
@@ -87,7 +87,7 @@ def when_reached(history: History, metric: str, value: float, falls: bool) -> Ro
 
     if metric not in history.series:
         raise UserError(f'{history.name} has no {metric!r} that could reach {value:g}')
-    step = history.reached(metric, value, falls)
+    step = history.first_step_at(metric, value, falls)
     minutes = None if step is None else history.minutes(np.array([step])).item()
     return {f'steps to {value:g}': step, f'minutes to {value:g}': minutes}
 

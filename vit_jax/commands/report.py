@@ -194,7 +194,7 @@ def _evaluations(found: Sequence[Run]) -> list[Block]:
 def _result(history: History, metric: str) -> list[str]:
     """The last and the best value of a metric, and the step of the best."""
     steps, values = history.series[metric]
-    falls = comparison.falls([history], metric)
+    falls = comparison.smaller_is_better([history], metric)
     best = int(np.nan_to_num(values if falls else -values, nan=np.inf).argmin())
     shown = [compare.format_value(metric, float(value)) for value in (values[-1], values[best])]
     return [metric, *shown, f'{steps[best]:,}']

@@ -1,9 +1,9 @@
 """BLEU and chrF of translations, by sacrebleu (Post 2018, arXiv:1804.08771).
 
-BLEU (Papineni et al. 2002) is computed over the corpus, on text that sacrebleu itself splits into
-words (`13a`), so that numbers of different vocabularies are comparable. They are not comparable
-with BLEU of text that was tokenized, or whose compounds were split, beforehand. chrF follows
-Popović 2015.
+BLEU (Papineni et al. 2002) is computed over the corpus on detokenized text, which sacrebleu splits
+into words (`13a`), so that results with different vocabularies are comparable. They are not
+comparable with BLEU of text that was tokenized, or whose compounds were split, beforehand. chrF
+follows Popović 2015.
 """
 
 from __future__ import annotations
@@ -22,27 +22,26 @@ EXTRA = 'translate'
 
 
 class Evaluator(base.Evaluator):
-    """`bleu` and `chrf`, both 0 to 100, and on request BLEU by the length of the source.
+    """`bleu` and `chrf`, both 0 to 100, and optionally BLEU by source length.
 
-    NaN if the task predicts a `score` that is not finite.
+    NaN if a predicted `score` is not finite.
 
-    The references are the texts of the target before they are encoded. If they are all in lower
-    case, as after the transform `lower`, the signature says `case:lc`. Examples with the same
-    `image_id`, if the data have it, are one image: it counts once, and the captions of all of them
-    are its references.
+    The references are the target texts before encoding. If all are lowercase, for example after the
+    transform `lower`, the signature contains `case:lc`. Examples with the same `image_id`, if the
+    data have it, are one image: it counts once, and all of their captions are its references.
 
     Args:
-      edges: number of words of the longest source in each class but the last; (10, 20) gives
-        `bleu_1_10`, `bleu_11_20` and `bleu_21_up`. Classes without sentences are left out.
-      reference: the text of the data to compare with: 'target' of a pair of sentences, 'caption' of
-        an image.
+      edges: number of words of the longest source in each class except the last; (10, 20) gives
+        `bleu_1_10`, `bleu_11_20` and `bleu_21_up`. Classes without sentences are omitted.
+      reference: text field with the references: 'target' of a pair of sentences, 'caption' of an
+        image.
     """
 
     predictions = ('tokens',)
 
     def __init__(self, edges: tuple[int, ...] = (), reference: str = 'target'):
         if list(edges) != sorted({e for e in edges if e > 0}):
-            raise UserError(f'edges={edges}: give increasing numbers of words, such as (10, 20)')
+            raise UserError(f'edges={edges}: must be increasing numbers of words, such as (10, 20)')
         self.edges, self.reference = tuple(edges), reference
         self._texts: Sequence[dict[str, str]] = ()
         self._vocab: Any = None
@@ -74,9 +73,9 @@ class Evaluator(base.Evaluator):
         self._finite = True
 
     def update(self, predictions: Arrays, batch: Arrays) -> None:
-        """Add a batch; raise UserError if the task predicts no `tokens`."""
+        """Add a batch; raise UserError if the task does not predict `tokens`."""
         if 'tokens' not in predictions:
-            raise UserError("translations are evaluated, but the task predicts no 'tokens'")
+            raise UserError("BLEU needs 'tokens', but the task does not predict them")
         self._finite &= base.is_finite(predictions, 'score')
         for index, ids in zip(batch['index'].tolist(), predictions['tokens'], strict=True):
             self._translations[index] = self._vocab.decode(ids)
@@ -84,12 +83,16 @@ class Evaluator(base.Evaluator):
     def result(self) -> dict[str, float]:
         if not self._finite:
             return dict.fromkeys(self.names(), math.nan)
-        metrics, every = _sacrebleu(), sorted(self._translations)
+        metrics, examples = _sacrebleu(), sorted(self._translations)
         chrf = metrics.CHRF(lowercase=self._lower)
         return {
-            'bleu': self._bleu(every),
-            'chrf': chrf.corpus_score(*self._pairs(every)).score,
-            **{name: self._bleu(some) for name, some in self._by_length(every).items() if some},
+            'bleu': self._bleu(examples),
+            'chrf': chrf.corpus_score(*self._pairs(examples)).score,
+            **{
+                name: self._bleu(subset)
+                for name, subset in self._by_length(examples).items()
+                if subset
+            },
         }
 
     def _bleu(self, examples: Sequence[int]) -> float:
@@ -97,19 +100,19 @@ class Evaluator(base.Evaluator):
         return _sacrebleu().BLEU(lowercase=self._lower).corpus_score(hypotheses, references).score
 
     def _pairs(self, examples: Sequence[int]) -> tuple[list[str], list[list[str | None]]]:
-        """The translation of each image, and its references as `_streams`."""
+        """Return the translation of each image, and its references, see `_streams`."""
         first = {self._images[i]: self._translations[i] for i in reversed(examples)}
         return list(first.values()), self._streams(first)
 
     def _streams(self, images: Iterable[str]) -> list[list[str | None]]:
-        """The first references of all images, their second ones and so on; None where one has
-        fewer.
+        """Return the first references of all images, then the second ones and so on; None where an
+        image has fewer.
         """
         rows = itertools.zip_longest(*(self._references[image] for image in images))
         return [list(row) for row in rows]
 
     def _by_length(self, examples: Sequence[int]) -> dict[str, list[int]]:
-        """The examples of each class of lengths."""
+        """Group examples by source length."""
         if not self.edges:
             return {}
         length = {i: len(self._texts[i]['source'].split()) for i in examples}

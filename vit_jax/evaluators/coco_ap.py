@@ -1,7 +1,7 @@
-"""Average precision and recall of boxes, as COCO defines them, by pycocotools.
+"""COCO's average precision and recall of boxes, computed by pycocotools.
 
-Lin et al., 2014, arXiv:1405.0312; https://cocodataset.org/#detection-eval has the definitions. AP
-is the mean over ten thresholds of IoU from 0.50 to 0.95 and over the classes that occur.
+Lin et al., 2014, arXiv:1405.0312; definitions: https://cocodataset.org/#detection-eval. AP is the
+mean over ten IoU thresholds from 0.50 to 0.95 and over the classes that occur.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from vit_jax.extras import needed_by
 
 EXTRA = 'detection'
 SIZES = {'small': (0, 32**2), 'medium': (32**2, 96**2), 'large': (96**2, np.inf)}  # areas, pixels
-# In the order of pycocotools.
+# Order of pycocotools.
 METRICS = (
     *('AP', 'AP50', 'AP75', 'AP_small', 'AP_medium', 'AP_large'),
     *('AR_1', 'AR_10', 'AR_100', 'AR_small', 'AR_medium', 'AR_large'),
 )
-MAX_PREDICTIONS = 100  # of an image, those with the highest scores
+MAX_PREDICTIONS = 100  # per image, with the highest scores
 
 
 class Evaluator(base.Evaluator):
-    """COCO's twelve numbers, 0 to 1, except for sizes without objects.
+    """COCO's twelve metrics, 0 to 1; sizes without objects are omitted.
 
-    Objects are those of the source, at the size of its images, before any transforms. These must
-    not crop, since boxes are predicted relative to the sides of the image. Predictions on a crowd
-    are ignored.
+    True objects come from the source, at the size of its images, before any transforms. Transforms
+    must not crop, since boxes are predicted relative to the sides of the image. Predictions on a
+    crowd are ignored.
     """
 
     headline = ('AP', 'AP50', 'AP75')
     predictions: tuple[str, ...] = ('boxes', 'scores', 'labels')
-    kind = 'bbox'  # of IoU, one of pycocotools
-    precision: np.ndarray | None = None  # of the last result: [thresholds, recalls, classes]
-    needed: tuple[str, ...] = ('boxes', 'labels')  # of the truth
+    kind = 'bbox'  # IoU type of pycocotools
+    precision: np.ndarray | None = None  # [thresholds, recalls, classes] of the last result
+    needed: tuple[str, ...] = ('boxes', 'labels')  # fields of the truth
 
     def __init__(self) -> None:
         self._truth: Any = None
@@ -49,17 +49,17 @@ class Evaluator(base.Evaluator):
         self.start()
 
     def open(self, dataset: Dataset, fit: Dataset | None = None) -> None:
-        """Index the objects; raise UserError without them, or without pycocotools."""
+        """Index the true objects; raise UserError if there are none, or pycocotools is missing."""
         source = dataset.source
         objects: list[dict[str, Any]] = []
         self._sizes = {}
         for i in range(len(source)):
             record = source.annotations(i)
-            if not record:  # broken, and never predicted
+            if not record:  # a broken record, which is never predicted
                 continue
             if missing := set(self.needed) - record.keys():
                 raise UserError(
-                    f'{source.title}: the records have no {min(missing)!r} to find; they have '
+                    f'{source.title}: detection needs {min(missing)!r}, but the records have only '
                     f'{", ".join(record)}'
                 )
             self._sizes[i] = record['size']
@@ -74,36 +74,40 @@ class Evaluator(base.Evaluator):
         )
 
     def start(self) -> None:
-        self._found: list[dict[str, Any]] = []
-        self._seen: list[int] = []
+        self._predictions: list[dict[str, Any]] = []
+        self._images: list[int] = []
         self._finite = True
 
     def update(self, predictions: Arrays, batch: Arrays) -> None:
-        """Add a batch; raise UserError if the task predicts no `boxes`, `scores` and `labels`."""
+        """Add a batch; raise UserError if boxes, scores or labels are not predicted."""
         self.add(predictions, batch, 'boxes')
 
     def add(self, predictions: Arrays, batch: Arrays, noun: str) -> None:
-        """Add a batch, whose predictions must be finite and have the arrays of `predictions`."""
+        """Add a batch with finite predictions of all required arrays."""
         if missing := set(self.predictions) - predictions.keys():
-            raise UserError(f'{noun} are evaluated, but the task predicts no {min(missing)!r}')
+            raise UserError(
+                f'AP of {noun} needs {min(missing)!r}, but the task does not predict it'
+            )
         if not base.is_finite(predictions, self.predictions[0], 'scores'):
             self._finite = False
             return
         for row, index in enumerate(batch['index'].tolist()):
-            one = {name: x[row] for name, x in predictions.items()}
-            self._found += self.found(index, one, self._sizes[index])
-            self._seen.append(index)
+            prediction = {name: x[row] for name, x in predictions.items()}
+            self._predictions += self.coco_predictions(index, prediction, self._sizes[index])
+            self._images.append(index)
 
     def objects(self, image: int, record: dict[str, Any]) -> list[dict[str, Any]]:
-        """The true objects of an image in COCO's format."""
+        """Convert the true objects of an image to COCO's format."""
         corners = np.asarray(record['boxes'], np.float64)
         sides = corners[:, 2:] - corners[:, :2]
         areas = record.get('areas', sides.prod(axis=1))
         shapes = [{'bbox': box} for box in np.concatenate([corners[:, :2], sides], 1).tolist()]
         return in_coco_format(image, record, shapes, areas)
 
-    def found(self, image: int, prediction: Arrays, size: tuple[int, int]) -> list[dict[str, Any]]:
-        """The predicted objects of an image of (height, width) in COCO's format."""
+    def coco_predictions(
+        self, image: int, prediction: Arrays, size: tuple[int, int]
+    ) -> list[dict[str, Any]]:
+        """Convert the predicted objects of an image of (height, width) to COCO's format."""
         height, width = size
         corners = prediction['boxes'].astype(np.float64) * [width, height, width, height]
         boxes = np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], 1)
@@ -120,21 +124,23 @@ class Evaluator(base.Evaluator):
         with _quiet():
             from pycocotools.cocoeval import COCOeval
 
-            # pycocotools accepts no empty list.
-            found = self._truth.loadRes(self._found) if self._found else _index([], [], [])
-            measured = COCOeval(self._truth, found, self.kind)
-            measured.params.imgIds = sorted(self._seen)
-            measured.params.maxDets = [1, 10, MAX_PREDICTIONS]
-            measured.evaluate()
-            measured.accumulate()
-            measured.summarize()
-        self.precision = measured.eval['precision'][..., 0, -1]  # any area, most predictions
-        values = zip(METRICS, measured.stats.tolist(), strict=True)
-        # pycocotools reports -1 for a mean over nothing.
+            # pycocotools does not accept an empty list.
+            predictions = (
+                self._truth.loadRes(self._predictions) if self._predictions else _index([], [], [])
+            )
+            coco_eval = COCOeval(self._truth, predictions, self.kind)
+            coco_eval.params.imgIds = sorted(self._images)
+            coco_eval.params.maxDets = [1, 10, MAX_PREDICTIONS]
+            coco_eval.evaluate()
+            coco_eval.accumulate()
+            coco_eval.summarize()
+        self.precision = coco_eval.eval['precision'][..., 0, -1]  # all areas, most predictions
+        values = zip(METRICS, coco_eval.stats.tolist(), strict=True)
+        # pycocotools reports -1 for an empty mean.
         return {name: value for name, value in values if value >= 0}
 
     def rows(self, names: Sequence[str]) -> list[dict[str, Any]]:
-        """A row a class of the last result: `class`, `objects` (no crowds), `AP` and `AP50`."""
+        """Return a row per class: `class`, `objects` (without crowds), `AP` and `AP50`."""
         labels = [
             row['category_id'] for row in self._truth.dataset['annotations'] if not row['iscrowd']
         ]
@@ -145,7 +151,7 @@ class Evaluator(base.Evaluator):
             curves = np.full((1, 1), -1.0) if self.precision is None else self.precision[..., label]
             for metric, curve in {'AP': curves, 'AP50': curves[:1]}.items():
                 mean = float(curve.mean())
-                row[metric] = mean if mean >= 0 else None  # -1: nothing to find
+                row[metric] = mean if mean >= 0 else None  # -1: no objects
             table.append(row)
         return table
 
@@ -164,7 +170,7 @@ class Evaluator(base.Evaluator):
 def in_coco_format(
     image: int, record: dict[str, Any], shapes: list[dict[str, Any]], areas: np.ndarray
 ) -> list[dict[str, Any]]:
-    """The objects of an image in COCO's format, with the keys that describe the shape of each."""
+    """Convert the objects of an image to COCO's format, adding the keys of `shapes`."""
     labels = np.asarray(record['labels'])
     crowd = np.asarray(record.get('crowd', np.zeros(len(labels), bool)))
     rows = (np.asarray(x).tolist() for x in (areas, crowd, labels))
@@ -173,10 +179,10 @@ def in_coco_format(
             'image_id': image,
             **shape,
             'area': float(area),
-            'iscrowd': int(many),
+            'iscrowd': int(is_crowd),
             'category_id': int(label),
         }
-        for shape, area, many, label in zip(shapes, *rows, strict=True)
+        for shape, area, is_crowd, label in zip(shapes, *rows, strict=True)
     ]
 
 
@@ -196,5 +202,5 @@ def _index(images: list[Any], annotations: list[Any], categories: list[Any]) -> 
 
 
 def _quiet() -> contextlib.redirect_stdout[Any]:
-    """Silence pycocotools, which prints its progress."""
+    """Silence the progress output of pycocotools."""
     return contextlib.redirect_stdout(io.StringIO())

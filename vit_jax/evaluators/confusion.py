@@ -1,4 +1,4 @@
-"""Accuracy class by class, and the confusion matrix."""
+"""Per-class accuracy and the confusion matrix."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Evaluator(base.Evaluator):
     """`mean_class_accuracy`, the mean over classes of the accuracy within each.
 
     Attributes:
-      matrix: [outputs, outputs], numbers of examples of a pass by true class (row) and predicted
-        class (column); a model may have more outputs than the data have classes.
+      matrix: [outputs, outputs], number of examples by true class (row) and predicted class
+        (column); a model may have more outputs than the data have classes.
     """
 
     predictions = ('probs',)
@@ -26,7 +26,9 @@ class Evaluator(base.Evaluator):
         if not dataset.info.num_classes:
             raise UserError('the data have no classes')
         if dataset.info.multilabel:
-            raise UserError('one class an image is compared, and these have several or none')
+            raise UserError(
+                'the data must have one class per image, but these have several or none'
+            )
         size = dataset.info.num_classes
         self.matrix = np.zeros((size, size), np.int64)
         self.start()
@@ -41,14 +43,14 @@ class Evaluator(base.Evaluator):
             ('label', batch, 'data have'),
         ):
             if name not in arrays:
-                raise UserError(f'classes of examples are compared, but the {owner} no {name!r}')
+                raise UserError(f'accuracy per class: the {owner} no {name!r}')
         self._finite &= base.is_finite(predictions, 'probs')
         probs, label = predictions['probs'], batch['label']
-        if (more := probs.shape[-1] - len(self.matrix)) > 0:  # outputs without a class
-            self.matrix = np.pad(self.matrix, (0, more))
-        right = label[:, None] == np.arange(probs.shape[-1])
-        others = np.where(right, -np.inf, probs).argmax(-1)
-        predicted = np.where(base.ranks(probs, right) == 0, label, others)
+        if (num_extra := probs.shape[-1] - len(self.matrix)) > 0:  # outputs without a class
+            self.matrix = np.pad(self.matrix, (0, num_extra))
+        is_label = label[:, None] == np.arange(probs.shape[-1])
+        best_wrong = np.where(is_label, -np.inf, probs).argmax(-1)
+        predicted = np.where(base.ranks(probs, is_label) == 0, label, best_wrong)
         np.add.at(self.matrix, (label, predicted), 1)
 
     def result(self) -> dict[str, float]:
@@ -63,15 +65,20 @@ class Evaluator(base.Evaluator):
 
 
 def rows(matrix: np.ndarray, names: tuple[str, ...]) -> list[dict[str, object]]:
-    """A row a class: its `class`, `examples`, `accuracy`, and `most_confused_with`."""
+    """Return a row per class: `class`, `examples`, `accuracy` and `most_confused_with`."""
     table = []
     for label, name in enumerate(names):
-        wrong = matrix[label].copy()
-        wrong[label] = 0
-        count, most = int(matrix[label].sum()), int(wrong.argmax())
+        errors = matrix[label].copy()
+        errors[label] = 0
+        count, worst = int(matrix[label].sum()), int(errors.argmax())
         accuracy = float(matrix[label, label] / count) if count else None
-        other = names[most] if wrong[most] else None
+        confused_with = names[worst] if errors[worst] else None
         table.append(
-            {'class': name, 'examples': count, 'accuracy': accuracy, 'most_confused_with': other}
+            {
+                'class': name,
+                'examples': count,
+                'accuracy': accuracy,
+                'most_confused_with': confused_with,
+            }
         )
     return table

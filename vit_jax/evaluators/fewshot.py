@@ -1,9 +1,9 @@
 """Few-shot accuracy: a closed-form linear classifier on a few examples of each class.
 
-The protocol of big_vision, by which "Scaling Vision Transformers" (arXiv:2106.04560) and
-"How to train your ViT" (arXiv:2106.10270) compare models: features are standardized by the
-chosen examples, get a constant feature of 100 in place of a bias, and ridge regression with a
-penalty of 2^10 maps them to -1 or 1, with one output for each class.
+Protocol of big_vision, used to compare models in "Scaling Vision Transformers" (arXiv:2106.04560)
+and "How to train your ViT" (arXiv:2106.10270): features are standardized by the chosen examples,
+get a constant feature of 100 instead of a bias, and ridge regression with a penalty of 2^10 maps
+them to -1 or 1, with one output per class.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from vit_jax.evaluators import base
 from vit_jax.evaluators.base import Dataset, FeatureEvaluator, at_least, members
 
 EPS = 1e-5
-BIAS = 100.0  # so large that the penalty hardly affects its weight
+BIAS = 100.0  # large, so that the penalty hardly affects its weight
 
 
 class Evaluator(FeatureEvaluator):
-    """`K_shot` for every K: the accuracy on the whole split, averaged over seeds.
+    """`K_shot` for each K: accuracy on the whole split, averaged over seeds.
 
     Args:
-      shots: numbers of examples of each class to learn from.
-      seeds: number of random choices of these examples; for one seed, the examples of more shots
-        include those of fewer.
+      shots: numbers of training examples per class.
+      seeds: number of random choices of these examples; for the same seed, the examples of more
+        shots include the examples of fewer shots.
       l2: penalty of the ridge regression.
     """
 
     def __init__(self, shots: Sequence[int] = (1, 5, 10, 25), seeds: int = 3, l2: float = 2.0**10):
         super().__init__()
         if not shots:
-            raise UserError('shots=(): give one or more numbers of examples of a class')
+            raise UserError('shots=(): must be one or more numbers of examples per class')
         at_least(1, shots=min(shots), seeds=seeds)
         at_least(0, l2=l2)
         self.shots, self.seeds, self.l2 = tuple(shots), seeds, l2
@@ -44,7 +44,7 @@ class Evaluator(FeatureEvaluator):
         size, num_classes = len(fit.source), fit.info.num_classes
         if size < max(self.shots) * num_classes:
             raise UserError(
-                f'shots={max(self.shots)} of {num_classes} classes, but there are {size} examples'
+                f'shots={max(self.shots)} of {num_classes} classes, but only {size} examples'
             )
 
     def names(self) -> tuple[str, ...]:
@@ -56,10 +56,10 @@ class Evaluator(FeatureEvaluator):
         self._check_classes(labels)
         accuracies: dict[str, list[float]] = {f'{k}_shot': [] for k in self.shots}
         for seed in range(self.seeds):
-            chosen = members(labels, np.random.default_rng(seed))
+            shuffled = members(labels, np.random.default_rng(seed))
             for k in self.shots:
-                few = np.concatenate([examples[:k] for examples in chosen])
-                accuracy = transfer(features[few], labels[few], x, expected, l2=self.l2)
+                subset = np.concatenate([examples[:k] for examples in shuffled])
+                accuracy = transfer(features[subset], labels[subset], x, expected, l2=self.l2)
                 accuracies[f'{k}_shot'].append(accuracy)
         return {name: float(np.mean(values)) for name, values in accuracies.items()}
 
@@ -75,20 +75,20 @@ class Evaluator(FeatureEvaluator):
 def transfer(
     x: np.ndarray, label: np.ndarray, x_test: np.ndarray, label_test: np.ndarray, *, l2: float
 ) -> float:
-    """Accuracy on `x_test` [M, D] of the classifier fitted to `x` [N, D]."""
+    """Fit a classifier to `x` [N, D] and return its accuracy on `x_test` [M, D]."""
     mean, std = x.mean(axis=0), x.std(axis=0) + EPS
 
-    def prepared(features: np.ndarray) -> np.ndarray:
+    def prepare(features: np.ndarray) -> np.ndarray:
         return np.pad((features - mean) / std, ((0, 0), (0, 1)), constant_values=BIAS)
 
     classes = np.unique(label)
-    weights = ridge(prepared(x), np.where(label[:, None] == classes, 1.0, -1.0), l2)
-    found = base.ranks(prepared(x_test) @ weights, label_test[:, None] == classes)
-    return float(np.mean(found == 0))
+    weights = ridge(prepare(x), np.where(label[:, None] == classes, 1.0, -1.0), l2)
+    ranks = base.ranks(prepare(x_test) @ weights, label_test[:, None] == classes)
+    return float(np.mean(ranks == 0))
 
 
 def ridge(x: np.ndarray, y: np.ndarray, l2: float) -> np.ndarray:
-    """The weights [D, C] that minimize |x w - y|^2 + l2 |w|^2, for x [N, D] and y [N, C].
+    """Return the weights [D, C] that minimize |x w - y|^2 + l2 |w|^2, for x [N, D] and y [N, C].
 
     Uses eigenvectors of the smaller of x'x and xx': (x'x + l2)^-1 x' = x' (xx' + l2)^-1.
     """

@@ -12,7 +12,7 @@ from vit_jax.errors import UserError
 from vit_jax.evaluators import base
 from vit_jax.evaluators.base import Dataset, FeatureEvaluator, at_least
 
-ROWS = 1024  # examples classified at once: bounds the memory for their similarities
+ROWS = 1024  # examples classified at a time, to limit the memory for similarities
 
 
 class Evaluator(FeatureEvaluator):
@@ -20,7 +20,7 @@ class Evaluator(FeatureEvaluator):
 
     Args:
       k: number of neighbors.
-      temperature: T; a lower one gives far neighbors less weight.
+      temperature: T; a lower temperature gives distant neighbors less weight.
     """
 
     def __init__(self, k: int = 20, temperature: float = 0.07):
@@ -43,8 +43,8 @@ class Evaluator(FeatureEvaluator):
         self, features: np.ndarray, labels: np.ndarray, x: np.ndarray, expected: np.ndarray
     ) -> dict[str, float]:
         classes = np.arange(1 + max(labels.max(), expected.max()))
-        found = votes(features, labels, x, self.k, self.temperature, len(classes))
-        hits = base.ranks(found, expected[:, None] == classes) == 0
+        scores = votes(features, labels, x, self.k, self.temperature, len(classes))
+        hits = base.ranks(scores, expected[:, None] == classes) == 0
         return {'knn_accuracy': float(np.mean(hits))}
 
 
@@ -56,25 +56,27 @@ def votes(
     temperature: float,
     classes: int,
 ) -> np.ndarray:
-    """Votes [M, classes] on `x` [M, D] of its k nearest among `features` [N, D]."""
-    known = normalized(features).T
-    rows = np.split(normalized(x), range(ROWS, len(x), ROWS))
-    return np.concatenate([_vote(part @ known, labels, k, temperature, classes) for part in rows])
+    """Compute votes [M, classes] for `x` [M, D] from its k nearest rows of `features` [N, D]."""
+    database = normalize(features).T
+    rows = np.split(normalize(x), range(ROWS, len(x), ROWS))
+    return np.concatenate(
+        [_vote(part @ database, labels, k, temperature, classes) for part in rows]
+    )
 
 
-def normalized(x: np.ndarray) -> np.ndarray:
-    """Scale rows to length 1; zeros stay zeros."""
+def normalize(x: np.ndarray) -> np.ndarray:
+    """Scale rows to length 1; zero rows stay zero."""
     return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
 
 
 def _vote(
     similarity: np.ndarray, labels: np.ndarray, k: int, temperature: float, classes: int
 ) -> np.ndarray:
-    """Votes [M, classes], from similarities [M, N] to examples with `labels` [N]."""
+    """Compute votes [M, classes] from similarities [M, N] to examples with `labels` [N]."""
     nearest = np.argpartition(-similarity, k - 1, axis=-1)[:, :k]
-    near = np.take_along_axis(similarity, nearest, axis=-1)
-    # The largest is subtracted so that no exponential overflows.
-    weights = np.exp((near - near.max(axis=-1, keepdims=True)) / temperature)
-    found = np.zeros((len(similarity), classes))
-    np.add.at(found, (np.arange(len(found))[:, None], labels[nearest]), weights)
-    return found
+    similarities = np.take_along_axis(similarity, nearest, axis=-1)
+    # Subtract the maximum so that no exponential overflows.
+    weights = np.exp((similarities - similarities.max(axis=-1, keepdims=True)) / temperature)
+    class_votes = np.zeros((len(similarity), classes))
+    np.add.at(class_votes, (np.arange(len(class_votes))[:, None], labels[nearest]), weights)
+    return class_votes

@@ -37,7 +37,7 @@ class Evaluator(FeatureEvaluator):
     ):
         super().__init__()
         if not c or min(c) <= 0:
-            raise UserError(f'c={tuple(c)}: give one or more positive numbers')
+            raise UserError(f'c={tuple(c)}: must be one or more positive numbers')
         at_least(1, max_iter=max_iter)
         self.c, self.max_iter, self.seed = tuple(c), max_iter, seed
 
@@ -47,8 +47,8 @@ class Evaluator(FeatureEvaluator):
         size, num_classes = len(fit.source), fit.info.num_classes
         if num_classes < 2 or size < FOLDS * num_classes:
             raise UserError(
-                f'two classes and {FOLDS} examples of each are needed; there are {num_classes} '
-                f'classes and {size} examples'
+                f'linear_probe needs two classes and {FOLDS} examples of each, but the data have '
+                f'{num_classes} classes and {size} examples'
             )
 
     def names(self) -> tuple[str, ...]:
@@ -58,21 +58,23 @@ class Evaluator(FeatureEvaluator):
         self, features: np.ndarray, labels: np.ndarray, x: np.ndarray, expected: np.ndarray
     ) -> dict[str, float]:
         mean, std = features.mean(axis=0), features.std(axis=0) + EPS
-        known = (features - mean) / std
-        c = self._choose(known, labels) if len(self.c) > 1 else self.c[0]
-        accuracy = self._learn(known, labels, c).score((x - mean) / std, expected)
+        standardized = (features - mean) / std
+        c = self._choose_penalty(standardized, labels) if len(self.c) > 1 else self.c[0]
+        accuracy = self._fit_classifier(standardized, labels, c).score((x - mean) / std, expected)
         return {'linear_probe_accuracy': float(accuracy), 'linear_probe_c': c}
 
-    def _choose(self, x: np.ndarray, labels: np.ndarray) -> float:
+    def _choose_penalty(self, x: np.ndarray, labels: np.ndarray) -> float:
         held_out = hold_out(labels, self.seed)
-        rest = np.setdiff1d(np.arange(len(labels)), held_out)
+        train_rows = np.setdiff1d(np.arange(len(labels)), held_out)
 
         def accuracy(c: float) -> float:
-            return self._learn(x[rest], labels[rest], c).score(x[held_out], labels[held_out])
+            return self._fit_classifier(x[train_rows], labels[train_rows], c).score(
+                x[held_out], labels[held_out]
+            )
 
         return max(self.c, key=accuracy)
 
-    def _learn(self, x: np.ndarray, labels: np.ndarray, c: float) -> Any:
+    def _fit_classifier(self, x: np.ndarray, labels: np.ndarray, c: float) -> Any:
         from sklearn.exceptions import ConvergenceWarning
         from sklearn.linear_model import LogisticRegression
 

@@ -1,4 +1,4 @@
-"""Average precision and recall of masks, as COCO defines them, by pycocotools; see `coco_ap`."""
+"""COCO's average precision and recall of masks, computed by pycocotools; see `coco_ap`."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ EXTRA = coco_ap.EXTRA
 
 
 class Evaluator(coco_ap.Evaluator):
-    """COCO's twelve numbers for masks, 0 to 1, of the classes of things.
+    """COCO's twelve metrics for masks of things, 0 to 1.
 
-    Objects are those of the source, at the size of its images, before any transforms; these must
-    not crop. Predicted masks may overlap. Predictions on a crowd are ignored, and empty ones left
-    out.
+    True objects come from the source, at the size of its images, before any transforms; transforms
+    must not crop. Predicted masks may overlap. Predictions on a crowd are ignored; empty masks are
+    dropped.
 
     Args:
-      weighted: whether the score of a mask is that of its class times the mean probability of its
-        pixels, as of Mask2Former (arXiv:2112.01527) and EoMT; else that of its class alone.
+      weighted: whether to multiply the class score of a mask by the mean probability of its pixels,
+        as in Mask2Former (arXiv:2112.01527) and EoMT.
     """
 
     predictions = ('masks', 'scores', 'labels', 'frame', 'size')
@@ -41,8 +41,8 @@ class Evaluator(coco_ap.Evaluator):
         self._stuff = frozenset(dataset.info.stuff)
         if len(self._stuff) == dataset.info.num_classes:
             raise UserError(
-                f'{dataset.source.title}: all of its classes are stuff, of which an image has one '
-                "segment at most; measure evaluator='mean_iou'"
+                f'{dataset.source.title}: all of its classes are stuff, with at most one segment '
+                "per image; use evaluator='mean_iou'"
             )
         super().open(dataset)
 
@@ -52,7 +52,7 @@ class Evaluator(coco_ap.Evaluator):
         if masks is None:
             masks = panoptic.true_numbers(record) == np.arange(1, len(labels) + 1)[:, None, None]
         chosen = ~np.isin(labels, list(self._stuff))
-        shapes = [{'segmentation': one} for one in _encoded(np.asarray(masks)[chosen])]
+        shapes = [{'segmentation': encoded} for encoded in _encode(np.asarray(masks)[chosen])]
         areas = record.get('areas', np.asarray(masks).sum((1, 2)))[chosen]
         crowd = record.get('crowd', np.zeros(len(labels), bool))[chosen]
         return coco_ap.in_coco_format(
@@ -60,10 +60,12 @@ class Evaluator(coco_ap.Evaluator):
         )
 
     def update(self, predictions: Arrays, batch: Arrays) -> None:
-        """Add a batch; raise UserError if the task predicts no masks with scores and classes."""
+        """Add a batch; raise UserError if masks, scores or labels are not predicted."""
         self.add(predictions, batch, 'masks')
 
-    def found(self, image: int, prediction: Arrays, size: tuple[int, int]) -> list[dict[str, Any]]:
+    def coco_predictions(
+        self, image: int, prediction: Arrays, size: tuple[int, int]
+    ) -> list[dict[str, Any]]:
         scores, labels = prediction['scores'], prediction['labels']
         queries = prediction.get('queries', np.arange(len(scores)))
         chosen = np.flatnonzero((scores > 0) & ~np.isin(labels, list(self._stuff)))
@@ -75,7 +77,7 @@ class Evaluator(coco_ap.Evaluator):
         if self._weighted:
             inside = np.where(masks, panoptic.sigmoid(logits), 0)
             weights = inside.sum((1, 2)) / np.maximum(pixels, 1)
-        encoded = _encoded(masks)
+        encoded = _encode(masks)
         return [
             {
                 'image_id': image,
@@ -88,8 +90,8 @@ class Evaluator(coco_ap.Evaluator):
         ]
 
 
-def _encoded(masks: np.ndarray) -> list[dict[str, Any]]:
-    """The run-length encoding of each mask."""
+def _encode(masks: np.ndarray) -> list[dict[str, Any]]:
+    """Encode each mask by run lengths."""
     with needed_by("COCO's AP", EXTRA):
         from pycocotools import mask
     if not len(masks):

@@ -1,8 +1,7 @@
-"""Mean intersection over union of the classes of pixels, over all pixels of a split.
+"""Mean intersection over union of semantic segmentation.
 
-Everingham et al., 2010, doi:10.1007/s11263-009-0275-4, section 4.1: of each class the pixels are
-counted that are of the class and predicted as it, and those that are either, in all images
-together.
+Everingham et al., 2010, doi:10.1007/s11263-009-0275-4, section 4.1: intersections and unions of
+each class are counted over the pixels of all images.
 """
 
 from __future__ import annotations
@@ -20,24 +19,25 @@ from vit_jax.evaluators.base import Arrays, Dataset
 from vit_jax.ops import panoptic
 
 NAMES = ('mIoU', 'pixel_accuracy', 'mean_class_accuracy')
-NONE = -1  # a pixel of no class
+NONE = -1  # pixel without a class
 
 
 class Evaluator(base.Evaluator):
-    """`mIoU`, the mean over the classes that occur in the truth or in the predictions;
-    `pixel_accuracy`, the share of pixels whose class is right; and `mean_class_accuracy`, the mean
-    over true classes of that share.
+    """Semantic segmentation metrics.
 
-    Pixels without a true class are ignored. A pixel that is predicted to have none is wrong. Pixels
-    are those of the source's images: a predicted map of another size is resized, each pixel to its
-    nearest.
+    `mIoU` is the mean over classes that occur in the truth or in the predictions, `pixel_accuracy`
+    the share of correctly classified pixels, and `mean_class_accuracy` its mean over true classes.
+
+    Pixels without a true class are ignored. A pixel predicted to have no class is wrong. Pixels are
+    counted in the source's images: a predicted map of a different size is resized to them by
+    nearest neighbor.
 
     Args:
-      per_class: also give `IoU_CLASS` for every class that occurs.
+      per_class: whether to add `IoU_CLASS` for each class that occurs.
 
     Attributes:
-      matrix: int64 [classes, classes + 1], numbers of pixels of a pass by true class (row) and
-        predicted class (column), the last one for none.
+      matrix: int64 [classes, classes + 1], number of pixels by true class (row) and predicted class
+        (column); the last column is for no class.
     """
 
     headline = ('mIoU', 'pixel_accuracy')
@@ -60,23 +60,23 @@ class Evaluator(base.Evaluator):
         self._finite = True
 
     def update(self, predictions: Arrays, batch: Arrays) -> None:
-        """Add a batch; raise UserError if the task predicts no classes of pixels."""
+        """Add a batch; raise UserError if the task does not predict classes of pixels."""
         if missing := {'segmentation', 'size'} - predictions.keys():
-            raise UserError(f'classes of pixels are compared, the task predicts no {min(missing)}')
+            raise UserError(f'mean_iou needs {min(missing)!r}, but the task does not predict it')
         maps = predictions['segmentation']
         if not base.is_finite(predictions, 'segmentation') or (maps < NONE).any():
             self._finite = False
             return
-        for index, found, size in zip(
+        for index, segmentation, size in zip(
             batch['index'].tolist(), maps, predictions['size'].tolist(), strict=True
         ):
-            if any(side > pixels for side, pixels in zip(size, found.shape, strict=True)):
+            if any(side > pixels for side, pixels in zip(size, segmentation.shape, strict=True)):
                 raise UserError(
-                    f'the predicted map has {found.shape[1]} x {found.shape[0]} pixels, the image '
-                    f'{size[1]} x {size[0]}: enlarge the frame of the task'
+                    f'the predicted map has {segmentation.shape[1]} x {segmentation.shape[0]} '
+                    f'pixels, but the image {size[1]} x {size[0]}: enlarge config.task.frame'
                 )
             truth = self._source.annotations(index)
-            real = found[: size[0], : size[1]].astype(np.int64)
+            real = segmentation[: size[0], : size[1]].astype(np.int64)
             self.matrix += count_pixels(
                 class_map(truth), panoptic.resize_numbers(real, truth['size']), len(self.matrix)
             )
@@ -84,22 +84,22 @@ class Evaluator(base.Evaluator):
     def result(self) -> dict[str, float]:
         if not self._finite:
             return dict.fromkeys(self.names(), math.nan)
-        true, right = self.matrix.sum(axis=1), self.matrix.diagonal()
-        union = true + self.matrix[:, :-1].sum(axis=0) - right
+        true, correct = self.matrix.sum(axis=1), self.matrix.diagonal()
+        union = true + self.matrix[:, :-1].sum(axis=0) - correct
         occurs, labeled = union > 0, true > 0
-        if not labeled.any():  # every pixel is ignored
+        if not labeled.any():  # all pixels are ignored
             return {}
-        iou = right / np.maximum(union, 1)
+        iou = correct / np.maximum(union, 1)
         values = (
             iou[occurs].mean(),
-            right.sum() / true.sum(),
-            (right[labeled] / true[labeled]).mean(),
+            correct.sum() / true.sum(),
+            (correct[labeled] / true[labeled]).mean(),
         )
-        found = dict(zip(NAMES, map(float, values), strict=True))
+        metrics = dict(zip(NAMES, map(float, values), strict=True))
         if self._per_class:
             chosen = np.flatnonzero(occurs).tolist()
-            found |= {self._name(label): float(iou[label]) for label in chosen}
-        return found
+            metrics |= {self._name(label): float(iou[label]) for label in chosen}
+        return metrics
 
     def names(self) -> tuple[str, ...]:
         return NAMES
@@ -109,22 +109,24 @@ class Evaluator(base.Evaluator):
 
 
 def class_map(truth: dict[str, Any]) -> Int[np.ndarray, 'H W']:
-    """The class of each pixel, NONE where it is in no segment."""
+    """Return the class of each pixel, NONE outside of segments."""
     classes = np.append(NONE, np.asarray(truth['labels'], np.int64))
     return classes[panoptic.true_numbers(truth)]
 
 
 def count_pixels(
-    truth: Int[np.ndarray, 'H W'], found: Int[np.ndarray, 'H W'], num_classes: int
+    truth: Int[np.ndarray, 'H W'], predicted_classes: Int[np.ndarray, 'H W'], num_classes: int
 ) -> Int[np.ndarray, '{num_classes} {num_classes}+1']:
     """Count pixels by true class (row) and predicted class (column, the last one for none).
 
     Args:
-      truth: classes; pixels of NONE do not count.
-      found: classes; NONE, or a class that the data do not have, counts as none.
+      truth: true classes; pixels with NONE do not count.
+      predicted_classes: predicted classes; NONE and classes that the data do not have count as
+        none.
       num_classes: total number of classes.
     """
-    known = truth != NONE
-    predicted = np.where((found >= 0) & (found < num_classes), found, num_classes)[known]
-    cells = truth[known] * (num_classes + 1) + predicted
+    is_labeled = truth != NONE
+    is_class = (predicted_classes >= 0) & (predicted_classes < num_classes)
+    predicted = np.where(is_class, predicted_classes, num_classes)[is_labeled]
+    cells = truth[is_labeled] * (num_classes + 1) + predicted
     return np.bincount(cells, minlength=num_classes * (num_classes + 1)).reshape(num_classes, -1)

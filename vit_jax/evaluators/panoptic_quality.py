@@ -1,6 +1,6 @@
 """Panoptic quality, PQ, with its factors segmentation quality (SQ) and recognition quality (RQ).
 
-Kirillov et al., 2019, arXiv:1801.00868, section 4; details that the paper leaves open are those of
+Kirillov et al., 2019, arXiv:1801.00868, section 4; details that the paper does not specify follow
 https://cocodataset.org/#panoptic-eval.
 """
 
@@ -23,32 +23,32 @@ NEEDED = ('masks', 'scores', 'labels', 'things', 'frame', 'size')
 
 
 class Counts(NamedTuple):
-    """Sums over images, for each class.
+    """Sums over images for each class.
 
     Attributes:
       iou: sum over matched pairs of a predicted and a true segment.
-      found: matched pairs (TP).
+      matched: matched pairs (TP).
       wrong: predicted segments without a match (FP).
       missed: true segments without a match (FN).
     """
 
     iou: Float[np.ndarray, ' C']
-    found: Int[np.ndarray, ' C']
+    matched: Int[np.ndarray, ' C']
     wrong: Int[np.ndarray, ' C']
     missed: Int[np.ndarray, ' C']
 
 
 class Evaluator(base.Evaluator):
-    """PQ, SQ and RQ, 0 to 1, means over the classes that occur; for things and for stuff too, if
-    the data have both.
+    """PQ, SQ and RQ, 0 to 1, means over the classes that occur; also for things and stuff
+    separately if the data have both.
 
-    Segments are compared at the size of the source's images, before any transforms; these must
-    not crop. Means over no class are left out.
+    Segments are compared at the size of the source's images, before any transforms; transforms must
+    not crop. Means over no class are omitted.
 
     Args:
-      threshold: the minimum probability of a segment.
-      overlap: merge masks by `ops.panoptic.merge_by_overlap`, as Mask2Former and EoMT do: the least
-        share of its pixels that a mask keeps. None merges them as DETR does.
+      threshold: minimum probability of a segment.
+      overlap: minimum share of its pixels that a mask keeps when merging by
+        `ops.panoptic.merge_by_overlap`, as in Mask2Former and EoMT; None to merge as in DETR.
     """
 
     headline = NAMES
@@ -72,9 +72,11 @@ class Evaluator(base.Evaluator):
         self._finite = True
 
     def update(self, predictions: Arrays, batch: Arrays) -> None:
-        """Add a batch; raise UserError if the task predicts no segments."""
+        """Add a batch; raise UserError if the task does not predict segments."""
         if missing := [name for name in NEEDED if name not in predictions]:
-            raise UserError(f'segments are evaluated, but the task predicts no {missing[0]!r}')
+            raise UserError(
+                f'panoptic_quality needs {missing[0]!r}, but the task does not predict it'
+            )
         if not base.is_finite(predictions, 'masks', 'scores'):
             self._finite = False
             return
@@ -88,14 +90,14 @@ class Evaluator(base.Evaluator):
         count = self._info.num_classes
         zeros = Counts(np.zeros(count), *np.zeros((3, count), int))
         counts = Counts(*(np.sum(x, axis=0) for x in zip(zeros, *self._counts, strict=True)))
-        every = np.arange(count)
-        found = quality(counts, every)
-        stuff = np.isin(every, self._info.stuff)
+        classes = np.arange(count)
+        metrics = quality(counts, classes)
+        stuff = np.isin(classes, self._info.stuff)
         if self._has_both_kinds():
             for kind, chosen in zip(KINDS, (~stuff, stuff), strict=True):
-                values = quality(counts, every[chosen])
-                found |= {f'{name}_{kind}': x for name, x in values.items()}
-        return found
+                values = quality(counts, classes[chosen])
+                metrics |= {f'{name}_{kind}': x for name, x in values.items()}
+        return metrics
 
     def names(self) -> tuple[str, ...]:
         kinds = KINDS if self._info is None or self._has_both_kinds() else ()
@@ -112,12 +114,12 @@ class Evaluator(base.Evaluator):
             self.overlap,
             truth['size'],
         )
-        wanted = panoptic.true_numbers(truth).astype(int)
+        true_numbers = panoptic.true_numbers(truth).astype(int)
         crowd = truth.get('crowd', np.zeros(len(truth['labels']), bool))
         return compare(
             numbers,
             prediction['labels'][queries],
-            wanted,
+            true_numbers,
             truth['labels'],
             crowd,
             self._info.num_classes,
@@ -125,63 +127,65 @@ class Evaluator(base.Evaluator):
 
 
 def compare(
-    found: Int[np.ndarray, 'H W'],
+    predicted: Int[np.ndarray, 'H W'],
     labels: Int[np.ndarray, ' S'],
-    wanted: Int[np.ndarray, 'H W'],
-    truths: Int[np.ndarray, ' N'],
+    true_numbers: Int[np.ndarray, 'H W'],
+    true_labels: Int[np.ndarray, ' N'],
     crowd: Bool[np.ndarray, ' N'],
     num_classes: int,
 ) -> Counts:
     """Compare the predicted and the true segments of one image.
 
     A pair of the same class with an IoU above 1/2 is a match; a segment has at most one match.
-    Unlabeled pixels (VOID) are not in the union. Crowds are neither found nor missed. A segment
-    without a match is ignored, not wrong, if more than half of it lies on VOID and on crowds of its
-    class.
+    Unlabeled pixels (VOID) are not part of the union. Crowds are neither matched nor missed. A
+    predicted segment without a match is ignored, not wrong, if more than half of it is VOID or
+    crowds of its class.
 
     Args:
-      found: 1 + the index of the predicted segment that a pixel belongs to, 0 for none.
+      predicted: 1 + index of the predicted segment that a pixel belongs to, 0 for none.
       labels: classes of the predicted segments.
-      wanted, truths: the same for the true segments.
-      crowd: true segments that are groups of objects without separate masks.
+      true_numbers, true_labels: same for the true segments.
+      crowd: whether a true segment is a group of objects without separate masks.
       num_classes: total number of classes.
     """
-    shape = len(truths) + 1, len(labels) + 1
-    pairs = np.bincount((wanted * shape[1] + found).ravel(), minlength=shape[0] * shape[1])
+    shape = len(true_labels) + 1, len(labels) + 1
+    pairs = np.bincount(
+        (true_numbers * shape[1] + predicted).ravel(), minlength=shape[0] * shape[1]
+    )
     pairs = pairs.reshape(shape)
-    areas, shared = pairs.sum(axis=0)[1:], pairs[1:, 1:]
+    areas, intersection = pairs.sum(axis=0)[1:], pairs[1:, 1:]
     void = pairs[0, 1:]
-    union = pairs.sum(axis=1)[1:, None] + areas - shared - void
-    same = truths[:, None] == labels
-    iou = np.where(same & ~crowd[:, None], shared / np.maximum(union, 1), 0)
-    match = iou > 0.5
-    ignored = void + (shared * (same & crowd[:, None])).sum(axis=0)
-    wrong = ~match.any(axis=0) & (ignored <= 0.5 * areas)
-    missed = ~match.any(axis=1) & ~crowd
+    union = pairs.sum(axis=1)[1:, None] + areas - intersection - void
+    same_class = true_labels[:, None] == labels
+    iou = np.where(same_class & ~crowd[:, None], intersection / np.maximum(union, 1), 0)
+    is_match = iou > 0.5
+    ignored = void + (intersection * (same_class & crowd[:, None])).sum(axis=0)
+    is_wrong = ~is_match.any(axis=0) & (ignored <= 0.5 * areas)
+    is_missed = ~is_match.any(axis=1) & ~crowd
 
     def per_class(classes: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
         return np.bincount(classes, weights, minlength=num_classes)
 
-    rows, columns = np.nonzero(match)
+    rows, columns = np.nonzero(is_match)
     return Counts(
-        per_class(truths[rows], iou[rows, columns]),
-        per_class(truths[rows]),
-        per_class(labels[wrong]),
-        per_class(truths[missed]),
+        per_class(true_labels[rows], iou[rows, columns]),
+        per_class(true_labels[rows]),
+        per_class(labels[is_wrong]),
+        per_class(true_labels[is_missed]),
     )
 
 
 def quality(counts: Counts, classes: Int[np.ndarray, ' C']) -> dict[str, float]:
-    """PQ, SQ and RQ, means over the given classes that occur; empty if none does.
+    """Compute PQ, SQ and RQ, means over the given classes that occur; empty if none occurs.
 
     SQ is the mean IoU of matches, RQ = TP / (TP + FP/2 + FN/2), and PQ = SQ RQ, equation 2.
     """
-    iou, found, wrong, missed = (x[classes] for x in counts)
-    occurs = found + wrong + missed > 0
+    iou, matched, wrong, missed = (x[classes] for x in counts)
+    occurs = matched + wrong + missed > 0
     if not occurs.any():
         return {}
-    half = found + 0.5 * wrong + 0.5 * missed
-    sq = iou / np.maximum(found, 1)
-    rq = found / np.where(occurs, half, 1)
+    denominator = matched + 0.5 * wrong + 0.5 * missed
+    sq = iou / np.maximum(matched, 1)
+    rq = matched / np.where(occurs, denominator, 1)
     values = (float(x[occurs].mean()) for x in (sq * rq, sq, rq))
     return dict(zip(NAMES, values, strict=True))

@@ -1,4 +1,4 @@
-"""Likeness of images made of gray or small ones to the originals, and how colorful they are."""
+"""Fidelity and colorfulness of restored images."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Images = UInt8[np.ndarray, '*B H W C']
 class Evaluator(base.Evaluator):
     """`psnr` and `psnr_of_given` in dB, `colorfulness` and `true_colorfulness`.
 
-    They are means over the samples of the task `image_to_image`, of what it is given, and of the
-    originals. A sample is not the mean of all possible images, which alone has the best PSNR.
+    They are means over the samples of the task `image_to_image`, over its conditions, and over the
+    original images. A single sample cannot have the PSNR of the mean of all possible images.
     """
 
     predictions = ('samples', 'given')
@@ -27,25 +27,25 @@ class Evaluator(base.Evaluator):
         self.start()
 
     def start(self) -> None:
-        self._found: list[Float[np.ndarray, 'B 4']] = []
+        self._batch_metrics: list[Float[np.ndarray, 'B 4']] = []
         self._finite = True
 
     def update(self, predictions: Arrays, batch: Arrays) -> None:
-        """Raise UserError if the task is given nothing of an image."""
+        """Add a batch; raise UserError unless the task restores images."""
         if 'samples' not in predictions or 'given' not in predictions:
-            raise UserError("the task restores no images: evaluate a run of 'image_to_image'")
-        samples, true = predictions['samples'], predictions['image']
+            raise UserError("the task does not restore images: evaluate a run of 'image_to_image'")
+        samples, originals = predictions['samples'], predictions['image']
         self._finite &= bool(np.all(predictions.get('finite', True)))
-        measured = (
-            psnr(samples, true[:, None]).mean(1),
-            psnr(predictions['given'], true),
+        metrics = (
+            psnr(samples, originals[:, None]).mean(1),
+            psnr(predictions['given'], originals),
             colorfulness(samples).mean(1),
-            colorfulness(true),
+            colorfulness(originals),
         )
-        self._found.append(np.stack(measured, axis=1))
+        self._batch_metrics.append(np.stack(metrics, axis=1))
 
     def result(self) -> dict[str, float]:
-        means = np.concatenate(self._found).mean(0)
+        means = np.concatenate(self._batch_metrics).mean(0)
         if not self._finite:
             means[:] = math.nan
         self.start()
@@ -56,7 +56,7 @@ class Evaluator(base.Evaluator):
 
 
 def psnr(a: UInt8[np.ndarray, '...'], b: UInt8[np.ndarray, '...']) -> Float[np.ndarray, '*B']:
-    """Peak signal to noise ratio in dB of images [*B H W C]; 100 where they are the same."""
+    """Peak signal-to-noise ratio in dB of images [*B H W C]; 100 for equal images."""
     error = np.square((a.astype(np.float64) - b) / 255).mean((-3, -2, -1))
     return -10 * np.log10(np.maximum(error, 1e-10))
 

@@ -1,7 +1,7 @@
-"""Classification by the names of classes, without training on them.
+"""Zero-shot classification by class names.
 
-As in CLIP (Radford et al., 2021, arXiv:2103.00020, section 3.1.4): a class is the mean of the
-embeddings of its name in several templates, and an image gets the nearest class.
+As in CLIP (Radford et al., 2021, arXiv:2103.00020, section 3.1.4): a class is represented by the
+mean embedding of its name in several templates, and an image gets the nearest class.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ TEMPLATES = ('a photo of a {}',)
 
 
 class Evaluator(base.Evaluator):
-    """`zero_shot_accuracy`, and `zero_shot_top5` of more than five classes.
+    """`zero_shot_accuracy`, and `zero_shot_top5` for more than five classes.
 
     Args:
-      text: transforms of a prompt, "tokenize('caption', 64)"; default to those of the captions in
-        training.
-      templates: prompts with {} in place of the name.
-      names: a file with the name of each class, line by line in the order of the data's classes;
-        defaults to the names in the data. The same names in another order are matched by name.
+      text: transforms of a prompt, such as "tokenize('caption', 64)"; by default the transforms of
+        the captions in training.
+      templates: prompts with {} instead of the name.
+      names: file with one class name per line, in the order of the data's classes; by default the
+        names in the data. Names of the data in a different order are matched by name.
     """
 
     headline = ('zero_shot_accuracy',)
@@ -46,10 +46,10 @@ class Evaluator(base.Evaluator):
         self.start()
 
     def fit_data(self, data: Dataset) -> dict[str, Any]:
-        """The prompts of all classes.
+        """Return the prompts of all classes as data.
 
         Raises:
-          UserError: if the data have no classes, or their names are unknown.
+          UserError: if the data have no classes or no class names.
         """
         prompts = {'names': self._names(data.info), 'templates': self.templates}
         source = f'prompts:{json.dumps(prompts)}'
@@ -61,77 +61,82 @@ class Evaluator(base.Evaluator):
 
     def start(self) -> None:
         self._texts: list[tuple[np.ndarray, np.ndarray]] = []
-        self._right = self._right5 = self._count = 0
+        self._hits = self._top5_hits = self._count = 0
         self._classes: np.ndarray | None = None
         self._finite = True
 
     def fit(self, predictions: Arrays, batch: Arrays) -> None:
-        """Add prompts; raise UserError if the task embeds no texts."""
+        """Add prompts; raise UserError if the task does not embed texts."""
         if 'text' not in predictions:
-            raise UserError("images are classified by their texts, but the task predicts no 'text'")
+            raise UserError("zero_shot needs 'text', but the task does not predict it")
         self._finite &= base.is_finite(predictions, 'text')
         self._texts.append((predictions['text'], batch['label']))
 
     def update(self, predictions: Arrays, batch: Arrays) -> None:
-        """Add a batch; raise UserError without predicted `features` or a `label` in the data."""
+        """Add a batch; raise UserError if there are no predicted `features`, or no `label` in the
+        data.
+        """
         for name, arrays in (('features', predictions), ('label', batch)):
             if name not in arrays:
-                raise UserError(f'images are classified by their texts, but there is no {name!r}')
+                raise UserError(f'zero_shot compares images with texts, but there is no {name!r}')
         self._finite &= base.is_finite(predictions, 'features')
         if not self._finite:
             return
         if self._classes is None:
             self._classes = class_embeddings(*map(np.concatenate, zip(*self._texts, strict=True)))
-        right = batch['label'][:, None] == np.arange(len(self._classes))
-        found = base.ranks(predictions['features'] @ self._classes.T, right)
-        self._right += int((found == 0).sum())
-        self._right5 += int((found < 5).sum())
-        self._count += len(found)
+        is_label = batch['label'][:, None] == np.arange(len(self._classes))
+        ranks = base.ranks(predictions['features'] @ self._classes.T, is_label)
+        self._hits += int((ranks == 0).sum())
+        self._top5_hits += int((ranks < 5).sum())
+        self._count += len(ranks)
 
     def result(self) -> dict[str, float]:
         if not self._finite:
             return dict.fromkeys(self.names(), math.nan)
         classes = 0 if self._classes is None else len(self._classes)
-        found = {'zero_shot_accuracy': self._right / self._count}
-        return found | ({'zero_shot_top5': self._right5 / self._count} if classes > 5 else {})
+        metrics = {'zero_shot_accuracy': self._hits / self._count}
+        return metrics | ({'zero_shot_top5': self._top5_hits / self._count} if classes > 5 else {})
 
     def _names(self, info: Any) -> tuple[str, ...]:
         if self._file is None:
             if not info.num_classes or len(info.class_names) != info.num_classes:
-                raise UserError('the classes of the data have no names: give a file of names')
+                raise UserError(
+                    'the classes of the data have no names: set names to a file of class names'
+                )
             return tuple(info.class_names)
-        found = read_names(self._file)
-        if len(found) != info.num_classes:
+        names = read_names(self._file)
+        if len(names) != info.num_classes:
             raise UserError(
-                f'names={self._file!r} has {len(found)} lines, the data {info.num_classes} classes'
+                f'names={self._file!r} has {len(names)} lines, but the data have '
+                f'{info.num_classes} classes'
             )
-        if sorted(found) == sorted(info.class_names):
+        if sorted(names) == sorted(info.class_names):
             return tuple(info.class_names)
-        _require_order(found, info.class_names, f'names={self._file!r}')
-        return found
+        _require_order(names, info.class_names, f'names={self._file!r}')
+        return names
 
 
 def _require_order(names: Sequence[str], classes: Sequence[str], where: str) -> None:
-    """Raise UserError if a name stands on the line of another class."""
+    """Raise UserError if a name is on the line of a different class."""
     place = {name: label for label, name in enumerate(classes)}
     for line, name in enumerate(names):
         if (label := place.get(name, line)) != line:
             raise UserError(
-                f'{where}, line {line + 1}: {name!r} is class {label} of the data, and class '
+                f'{where}, line {line + 1}: {name!r} is class {label} of the data, but class '
                 f'{line} is {classes[line]!r}; write the names in the order of the classes'
             )
 
 
 def class_embeddings(texts: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """The mean embedding of each class's texts, of length 1, [C E]."""
+    """Average the embeddings of each class's texts and scale them to length 1, [C E]."""
     means = np.stack([texts[labels == label].mean(0) for label in range(int(labels.max()) + 1)])
     return means / np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-12)
 
 
 def read_names(path: str) -> tuple[str, ...]:
-    """The lines of a file that are not empty; raise UserError if it cannot be read."""
+    """Read the non-empty lines of a file; raise UserError if it cannot be read."""
     try:
         lines = paths.read_lines(paths.path(path))
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f'names of classes {path!r}: {error}') from error
+        raise UserError(f'class names {path!r}: {error}') from error
     return tuple(line.strip() for line in lines if line.strip())

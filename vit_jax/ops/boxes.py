@@ -1,16 +1,16 @@
-"""Axis-aligned boxes: conversions and overlaps, with finite gradients at every box, and matching.
+"""Axis-aligned boxes: conversions and overlaps, with finite gradients everywhere, and matching.
 
-Boxes have two forms, each in pixels or as shares of an image's sides:
+Boxes have two forms, each in pixels or relative to an image's sides:
 
     corners  (x0, y0, x1, y1)   upper left, lower right
     centered  (x, y, w, h)       center and sides
 
-`match` assigns objects to predictions one to one, optimally and inside of compiled programs. The
-objects of an image, one after the other, look for the cheapest chain of reassignments that ends at
-a free prediction: the shortest augmenting paths of Jonker & Volgenant, 1987, in the form of Crouse,
-2016, doi:10.1109/TAES.2016.140952, as in scipy. All images of a batch search at once, and each goes
-on with its next object without waiting for the others. `tests/bench/matching.py` compares it with
-`optax.assignment` and a callback to scipy; docs/benchmarks.md has the measurements.
+`match` assigns objects to predictions one to one, optimally and inside of compiled programs. One
+object after the other, it searches the cheapest chain of reassignments that ends at a free
+prediction: the shortest augmenting paths of Jonker & Volgenant, 1987, in the form of Crouse, 2016,
+doi:10.1109/TAES.2016.140952, as in scipy. All images of a batch search in parallel, without waiting
+for each other. `tests/bench/matching.py` compares it with `optax.assignment` and a callback to
+scipy; docs/benchmarks.md has the measurements.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def to_centered(boxes: Float[Array, '*B 4']) -> Float[Array, '*B 4']:
 
 
 def area(boxes: Float[Array, '*B 4']) -> Float[Array, '*B']:
-    """The area of boxes given by corners; 0 where these are out of order."""
+    """Area of boxes given by corners; 0 if the corners are out of order."""
     width, height = _sides(boxes)
     return width * height
 
@@ -54,8 +54,8 @@ def giou(a: Float[Array, '*B 4'], b: Float[Array, '*C 4']) -> Float[Array, '*D']
     """Generalized intersection over union, in [-1, 1], of boxes given by corners.
 
     IoU - |hull without the union| / |hull|, where the hull is the smallest box around both
-    (Rezatofighi et al., 2019, arXiv:1902.09630, algorithm 1). Where the hull has no area, both
-    parts are 0. Shapes are broadcast as in `iou`.
+    (Rezatofighi et al., 2019, arXiv:1902.09630, algorithm 1). If the hull has no area, both terms
+    are 0. Shapes are broadcast as in `iou`.
     """
     intersection, union = _intersection_and_union(a, b)
     first = jnp.minimum(a[..., :2], b[..., :2])
@@ -76,25 +76,26 @@ def _intersection_and_union(a: Array, b: Array) -> tuple[Array, Array]:
     return intersection, area(a) + area(b) - intersection
 
 
-def _ratio(part: Array, whole: Array) -> Array:
-    # The inner `where` keeps the gradient finite: that of 0 / 0 is NaN even where not chosen.
-    empty = whole <= 0
-    return jnp.where(empty, 0, part / jnp.where(empty, 1, whole))
+def _ratio(part: Array, total: Array) -> Array:
+    # The inner `where` keeps the gradient finite: 0 / 0 has a NaN gradient even where unused.
+    empty = total <= 0
+    return jnp.where(empty, 0, part / jnp.where(empty, 1, total))
 
 
-# Replaces costs that are not finite. A larger one would cost the others digits in float32.
+# Replaces costs that are not finite. A larger value would reduce the precision of float32 sums.
 WORST_COST = 1e4
 
 
 def match(cost: Float[Array, '*B N Q'], real: Bool[Array, '*B N']) -> Int[Array, '*B N']:
-    """The prediction of each object, by the assignment of least total cost.
+    """Match each object with a prediction by the assignment with minimum total cost.
 
     Args:
-      cost: of object n with prediction q. Costs that are not finite count as `WORST`.
-      real: false in the rows that are padding.
+      cost: cost of object n with prediction q. Costs that are not finite count as `WORST_COST`.
+      real: false in padding rows.
 
     Returns:
-      int32 indices of predictions, no two alike; -1 for padding. If there are more objects than
+      int32 indices of distinct predictions; -1 for padding. If there are more objects than
+      predictions, the objects without one, also -1, are chosen to minimize the cost of the others.
       predictions, the objects left out, also -1, are those that make the sum of the others least.
     """
     *batch, objects, predictions = cost.shape
@@ -109,22 +110,22 @@ def match(cost: Float[Array, '*B N Q'], real: Bool[Array, '*B N']) -> Int[Array,
 
 
 class _Search(NamedTuple):
-    """The state of one image.
+    """Search state of one image.
 
     Attributes:
-      turn: number of objects that have been assigned.
-      prices: dual variables of the predictions. That of an object is its cost with its prediction,
-        less the price of this.
+      turn: number of objects assigned so far.
+      prices: dual variables of the predictions. An object's dual variable is its cost with its
+        prediction minus the price of the prediction.
       owner: object of each prediction, -1 for none.
       has: prediction of each object, -1 for none.
-      row: object at the end of the shortest chain, from which it is extended.
+      row: object at the end of the shortest chain, which is extended next.
       lowest: length of this chain: its increase of the total cost.
       shortest: length of the shortest chain to each prediction.
-      before: the object before each prediction in this chain.
-      seen: predictions whose shortest chain is final.
-      least: the smallest increase of the total cost by dropping one of the objects met.
-      dropped: that object.
-      place: prediction that is reassigned next, -1 while chains are being extended.
+      before: object before each prediction in this chain.
+      final: predictions whose shortest chain is final.
+      least: smallest increase of the total cost by dropping one of the visited objects.
+      dropped: this object.
+      place: prediction to reassign next, -1 while chains are extended.
     """
 
     turn: Array
@@ -135,7 +136,7 @@ class _Search(NamedTuple):
     lowest: Array
     shortest: Array
     before: Array
-    seen: Array
+    final: Array
     least: Array
     dropped: Array
     place: Array
@@ -157,7 +158,7 @@ def _match_one(cost: Float[Array, 'N Q'], real: Bool[Array, ' N']) -> Int[Array,
             lowest=jnp.zeros(()),
             shortest=jnp.full(predictions, jnp.inf),
             before=jnp.full(predictions, -1, jnp.int32),
-            seen=jnp.zeros(predictions, bool),
+            final=jnp.zeros(predictions, bool),
             least=jnp.full((), jnp.inf),
             dropped=row,
             place=jnp.full((), -1, jnp.int32),
@@ -165,11 +166,11 @@ def _match_one(cost: Float[Array, 'N Q'], real: Bool[Array, ' N']) -> Int[Array,
 
     def step(s: _Search) -> _Search:
         s = _select(s.place < 0, _extend(s, cost), s)
-        giving = s.place >= 0
-        given, done = _give(s, order[s.turn])
-        gain = jnp.where(s.seen, s.lowest - s.shortest, 0)
-        fresh = begin(s.turn + 1, s.prices - gain, given.owner, given.has)
-        return _select(giving, _select(done, fresh, given), s)
+        is_reassigning = s.place >= 0
+        updated, done = _reassign(s, order[s.turn])
+        gain = jnp.where(s.final, s.lowest - s.shortest, 0)
+        fresh = begin(s.turn + 1, s.prices - gain, updated.owner, updated.has)
+        return _select(is_reassigning, _select(done, fresh, updated), s)
 
     nobody = jnp.full(predictions, -1, jnp.int32)
     nothing = jnp.full(objects, -1, jnp.int32)
@@ -178,25 +179,25 @@ def _match_one(cost: Float[Array, 'N Q'], real: Bool[Array, ' N']) -> Int[Array,
 
 
 def _extend(s: _Search, cost: Float[Array, 'N Q']) -> _Search:
-    """One step of Dijkstra's algorithm; `place` is set where the search ends."""
+    """Take one step of Dijkstra's algorithm; set `place` where the search ends."""
     objects, predictions = cost.shape
     had = s.has[s.row]
     price = jnp.where(had < 0, 0, cost[s.row, had] - s.prices[had])
     length = s.lowest - price + cost[s.row] - s.prices
-    shorter = ~s.seen & (length < s.shortest)
+    shorter = ~s.final & (length < s.shortest)
     shortest = jnp.where(shorter, length, s.shortest)
-    nearest = jnp.argmin(jnp.where(s.seen, jnp.inf, shortest)).astype(jnp.int32)
+    nearest = jnp.argmin(jnp.where(s.final, jnp.inf, shortest)).astype(jnp.int32)
     further = s._replace(
         row=s.owner[nearest],
         lowest=shortest[nearest],
         shortest=shortest,
         before=jnp.where(shorter, s.row, s.before),
-        seen=s.seen.at[nearest].set(True),
+        final=s.final.at[nearest].set(True),
         place=jnp.where(s.owner[nearest] < 0, nearest, -1),
     )
     if objects <= predictions:
         return further
-    # All predictions may be taken; one object then goes without.
+    # If all predictions are taken, one object is dropped.
     better = s.lowest - price < s.least
     least = jnp.where(better, s.lowest - price, s.least)
     dropped = jnp.where(better, s.row, s.dropped)
@@ -204,21 +205,22 @@ def _extend(s: _Search, cost: Float[Array, 'N Q']) -> _Search:
         has=s.has.at[dropped].set(-1),
         place=jnp.where(s.has[dropped] < 0, predictions, s.has[dropped]),
     )
-    return _select(s.seen.all(), without, further._replace(least=least, dropped=dropped))
+    return _select(s.final.all(), without, further._replace(least=least, dropped=dropped))
 
 
-def _give(s: _Search, first: Int[Array, '']) -> tuple[_Search, Bool[Array, '']]:
-    """Assign `place` to the object before it in the chain; true if that was the `first` one.
+def _reassign(s: _Search, first: Int[Array, '']) -> tuple[_Search, Bool[Array, '']]:
+    """Assign `place` to the object before it in the chain; return whether it was the `first`
+    object.
 
-    Beyond the last prediction nothing is reassigned: the first object itself is dropped.
+    If `place` is beyond the last prediction, the first object itself is dropped.
     """
     row, nothing = s.before[s.place], s.place == len(s.owner)
-    given = s._replace(
+    updated = s._replace(
         owner=s.owner.at[s.place].set(row, mode='drop'),
         has=jnp.where(nothing, s.has, s.has.at[row].set(s.place)),
         place=s.has[row],
     )
-    return given, nothing | (row == first)
+    return updated, nothing | (row == first)
 
 
 def _select(condition: Array, yes: _Search, no: _Search) -> _Search:

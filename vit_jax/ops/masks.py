@@ -1,4 +1,4 @@
-"""Masks of objects as pure functions: resizing, values at points, and losses over pixels."""
+"""Mask operations as pure functions: resizing, sampling at points, and losses over pixels."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from vit_jax.array_types import Bool, Float, Int, Key
 
 
 def resize_bilinear(x: Float[Array, '*B H W'], size: Sequence[int]) -> Float[Array, '*B h w']:
-    """Resize by interpolating between the centers of pixels, without antialiasing."""
+    """Resize by interpolating between pixel centers, without antialiasing."""
     return jax.image.resize(x, (*x.shape[:-2], *size), 'linear', antialias=False)
 
 
 def from_segments(segments: Int[Array, 'B H W'], count: int) -> Bool[Array, 'B N H W']:
-    """The mask of each object n < `count`, where `segments` is n + 1."""
+    """Return the mask of each object n < `count`, where `segments` is n + 1."""
     return segments[:, None] == jnp.arange(1, count + 1)[:, None, None]
 
 
 class Corners(NamedTuple):
-    """The four pixels whose centers surround a point, first, as TPUs pad short last axes.
+    """The four pixels around each point; they come first, since TPUs pad short last axes.
 
     Attributes:
-      pixel: its index in the flattened map.
-      weight: its share in a bilinear interpolation; 0 outside of the map.
+      pixel: index in the flattened map.
+      weight: weight in a bilinear interpolation; 0 outside of the map.
     """
 
     pixel: Int[Array, '4 *B P']
@@ -35,9 +35,9 @@ class Corners(NamedTuple):
 
 
 def corners(points: Float[Array, '*B P 2'], size: Sequence[int]) -> Corners:
-    """The pixels around points (x, y), which are shares of the sides of a map of this size.
+    """Return the pixels around points (x, y), relative to the sides of a map of this size.
 
-    They are those of PyTorch's `grid_sample` with `align_corners=False`.
+    As in PyTorch's `grid_sample` with `align_corners=False`.
     """
     height, width = size
     places = points * jnp.array([width, height], points.dtype) - 0.5
@@ -55,10 +55,10 @@ def corners(points: Float[Array, '*B P 2'], size: Sequence[int]) -> Corners:
 def sample(
     maps: Float[Array, '*B K H W'], points: Float[Array, '*B P 2']
 ) -> Float[Array, '*B K P']:
-    """Bilinear interpolation of K maps at the same points, 0 outside of the maps; see `corners`.
+    """Interpolate K maps bilinearly at the same points, 0 outside of the maps; see `corners`.
 
-    TPUs take numbers out of memory one by one slowly. Of several maps they take the numbers of a
-    pixel together; a single map they multiply by the weights of its rows and columns.
+    Gathers of single numbers are slow on TPUs. Several maps are gathered pixel by pixel; a single
+    map is multiplied by the weights of its rows and columns.
     """
     if maps.shape[-3] > 1:
         return sample_by_gather(maps, points)
@@ -66,28 +66,28 @@ def sample(
 
 
 def sample_by_gather(maps: Array, points: Array) -> Array:
-    """Compute `sample` from the pixels around each point."""
+    """Compute `sample` from the four pixels around each point."""
     at = corners(points, maps.shape[-2:])
 
-    def one(maps: Array, at: Corners) -> Array:
+    def sample_one(maps: Array, at: Corners) -> Array:
         return (maps[at.pixel] * at.weight[..., None]).sum(0).T
 
     *batch, count = maps.shape[:-2]
     flat = maps.reshape(-1, count, maps.shape[-2] * maps.shape[-1]).swapaxes(1, 2)
-    each = jax.tree.map(lambda x: x.reshape(4, -1, x.shape[-1]), at)
-    return jax.vmap(one, (0, 1))(flat, each).reshape(*batch, count, -1)
+    flat_corners = jax.tree.map(lambda x: x.reshape(4, -1, x.shape[-1]), at)
+    return jax.vmap(sample_one, (0, 1))(flat, flat_corners).reshape(*batch, count, -1)
 
 
 def sample_by_product(maps: Array, points: Array) -> Array:
-    """Compute `sample` from all pixels, whose weights are 0 but around a point."""
+    """Compute `sample` by matrix products, with weights of 0 away from a point."""
     height, width = maps.shape[-2:]
     x, y = (points[..., i] * side - 0.5 for i, side in enumerate((width, height)))
 
     def weights(place: Array, side: int) -> Array:
         return jnp.maximum(1 - jnp.abs(place[..., None] - jnp.arange(side)), 0)
 
-    of_columns = jnp.einsum('...khw,...pw->...khp', maps, weights(x, width), precision='high')
-    return jnp.einsum('...khp,...ph->...kp', of_columns, weights(y, height), precision='high')
+    column_sums = jnp.einsum('...khw,...pw->...khp', maps, weights(x, width), precision='high')
+    return jnp.einsum('...khp,...ph->...kp', column_sums, weights(y, height), precision='high')
 
 
 def uncertain_points(
@@ -97,24 +97,24 @@ def uncertain_points(
     oversample: float,
     importance: float,
 ) -> Float[Array, 'P 2']:
-    """Points (x, y), shares of the sides, most of them where a mask is uncertain.
+    """Draw points (x, y), relative to the sides, most of them where a mask is uncertain.
 
-    A share `importance` of the `count` points are those with the logits closest to 0 among
+    A share `importance` of the `count` points are those with logits closest to 0 among
     `oversample * count` random points; the others are random (PointRend, Kirillov et al., 2020,
     arXiv:1912.08193, section 4.1.2).
 
     Args:
-      key: of the random points.
-      mask: logits.
+      key: key of the random points.
+      mask: mask logits.
       count, oversample, importance: see above.
     """
     first, second = jax.random.split(key)
     points = jax.random.uniform(first, (int(count * oversample), 2))
-    chosen = int(importance * count)
+    num_uncertain = int(importance * count)
     logits = sample(mask[None], points)[0]
-    nearest = jax.lax.top_k(-jnp.abs(logits), chosen)[1]
-    near = jnp.stack([points[:, 0][nearest], points[:, 1][nearest]], axis=-1)
-    return jnp.concatenate([near, jax.random.uniform(second, (count - chosen, 2))])
+    nearest = jax.lax.top_k(-jnp.abs(logits), num_uncertain)[1]
+    uncertain = jnp.stack([points[:, 0][nearest], points[:, 1][nearest]], axis=-1)
+    return jnp.concatenate([uncertain, jax.random.uniform(second, (count - num_uncertain, 2))])
 
 
 def focal_loss(
@@ -124,15 +124,15 @@ def focal_loss(
     alpha: float = 0.25,
     gamma: float = 2.0,
 ) -> Float[Array, '*B']:
-    """Focal loss, cross entropy with less weight for easy pixels; the mean over each mask.
+    """Focal loss: cross entropy with less weight for easy pixels, averaged over each mask.
 
     -a (1 - p)^gamma log p, where p is the probability of the true label, and a is alpha within the
     object and 1 - alpha outside of it (Lin et al., 2017, arXiv:1708.02002, equation 5).
 
     Args:
-      logits: of each pixel being in the object.
+      logits: logit of each pixel to be in the object.
       targets: 1 for pixels in the object, else 0.
-      real: where the image is not padding; the other pixels do not count.
+      real: false for padding, which does not count.
       alpha, gamma: see above.
     """
     margin = jnp.where(targets, logits, -logits)
@@ -146,11 +146,11 @@ def dice_loss(
     targets: Bool[Array, '*B H W'],
     real: Bool[Array, '*#B H W'],
 ) -> Float[Array, '*B']:
-    """1 - (2 |p t| + 1) / (|p| + |t| + 1) of each mask, with |.| the sum over its real pixels.
+    """1 - (2 |p t| + 1) / (|p| + |t| + 1) for each mask, where |.| sums over real pixels.
 
-    Milletari et al., 2016, arXiv:1606.04797. The added ones are DETR's, and give an object without
-    pixels a loss too. See `focal_loss` for the arguments.
+    Milletari et al., 2016, arXiv:1606.04797. The added ones follow DETR, so that an object without
+    pixels has a loss too. For arguments see `focal_loss`.
     """
     probs, targets = jax.nn.sigmoid(logits) * real, targets & real
-    shared = (probs * targets).sum((-2, -1))
-    return 1 - (2 * shared + 1) / (probs.sum((-2, -1)) + targets.sum((-2, -1)) + 1)
+    intersection = (probs * targets).sum((-2, -1))
+    return 1 - (2 * intersection + 1) / (probs.sum((-2, -1)) + targets.sum((-2, -1)) + 1)

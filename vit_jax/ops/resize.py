@@ -1,6 +1,6 @@
-"""Position embeddings and patch kernels for other grids and patch sizes. Parameter-free, in NumPy.
+"""Resizing position embeddings and patch kernels to other grids and patch sizes, in NumPy.
 
-Every resize here is linear and separable: a matrix for the rows and one for the columns.
+Every method is linear and separable: one matrix for the rows and one for the columns.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from vit_jax.array_types import Float
 from vit_jax.errors import UserError, nearest
 
 Size = tuple[int, int]  # height, width
-Values = Any  # an array of NumPy or JAX, which is not imported here
+Values = Any  # NumPy or JAX array; JAX is not imported here
 
 
 def bilinear_align_corners(
     x: Float[Values, 'h w D'], size: Size
 ) -> Float[np.ndarray, 'new_h new_w D']:
-    """Linear interpolation that maps corners onto corners.
+    """Interpolate linearly, aligning corners.
 
-    Equal to `scipy.ndimage.zoom` of order 1, by which vision_transformer and big_vision resize
-    their position embeddings.
+    Equal to `scipy.ndimage.zoom` with order 1, which vision_transformer and big_vision use to
+    resize position embeddings.
     """
     return _resize(x, size, _align_corners)
 
 
 def bicubic_half_pixel(x: Float[Values, 'h w D'], size: Size) -> Float[np.ndarray, 'new_h new_w D']:
-    """Cubic interpolation between the centers of cells, with a = -0.75 and no antialiasing.
+    """Interpolate cubically between cell centers, with a = -0.75 and no antialiasing.
 
-    Equal to PyTorch's `interpolate(mode='bicubic')`, by which DeiT and transformers resize their
-    position embeddings. Keys, 1981, equation 4, has a = -0.5 instead.
+    Equal to PyTorch's `interpolate(mode='bicubic')`, which DeiT and transformers use to resize
+    position embeddings. Keys, 1981, equation 4, uses a = -0.5 instead.
     """
     return _resize(x, size, _bicubic)
 
 
 def bicubic_offset(x: Float[Values, 'h w D'], size: Size) -> Float[np.ndarray, 'new_h new_w D']:
-    """`bicubic_half_pixel` as if the new grid had a tenth of a cell more on each side.
+    """Interpolate like `bicubic_half_pixel`, as if the new grid were a tenth of a cell longer.
 
-    DINO and DINOv2 resize their position embeddings like this: their authors add 0.1 to the sides
-    of the new grid, from which PyTorch's `interpolate(scale_factor=...)` takes its steps.
+    DINO and DINOv2 resize position embeddings this way: their authors add 0.1 to the sides of the
+    new grid, which determine the step size of PyTorch's `interpolate(scale_factor=...)`.
     """
     return _resize(x, size, lambda old, new: _bicubic(old, new, extra=0.1))
 
@@ -50,29 +50,29 @@ def bicubic_offset(x: Float[Values, 'h w D'], size: Size) -> Float[np.ndarray, '
 def bicubic_antialiased(
     x: Float[Values, 'h w D'], size: Size
 ) -> Float[np.ndarray, 'new_h new_w D']:
-    """Cubic interpolation between the centers of cells, with a = -0.5, over all that a cell covers.
+    """Interpolate cubically between cell centers, with a = -0.5 and antialiasing.
 
-    Equal to PyTorch's `interpolate(mode='bicubic', antialias=True)`, by which timm resizes its
+    Equal to PyTorch's `interpolate(mode='bicubic', antialias=True)`, which timm uses to resize
     position embeddings.
     """
     return _resize(x, size, lambda old, new: _antialiased(old, new, _keys))
 
 
 def linear_matrix(old: int, new: int) -> Float[np.ndarray, 'new old']:
-    """The factor of `linear_half_pixel` for one axis."""
+    """Return the matrix of `linear_half_pixel` for one axis."""
     return _bilinear(old, new)
 
 
 def bicubic_matrix(old: int, new: int) -> Float[np.ndarray, 'new old']:
-    """The factor of `bicubic_half_pixel` for one axis, in float32."""
+    """Return the matrix of `bicubic_half_pixel` for one axis, in float32."""
     return _bicubic(old, new).astype(np.float32)
 
 
 def linear_half_pixel(x: Float[Values, 'h w D'], size: Size) -> Float[np.ndarray, 'new_h new_w D']:
-    """Linear interpolation between the centers of cells, without antialiasing.
+    """Interpolate linearly between cell centers, without antialiasing.
 
-    Equal to PyTorch's `interpolate(mode='bilinear')`, by which transformers resizes the biases of
-    relative positions of BEiT.
+    Equal to PyTorch's `interpolate(mode='bilinear')`, which transformers uses to resize the
+    relative position biases of BEiT.
     """
     return _resize(x, size, _bilinear)
 
@@ -80,16 +80,16 @@ def linear_half_pixel(x: Float[Values, 'h w D'], size: Size) -> Float[np.ndarray
 def bilinear_half_pixel(
     x: Float[Values, 'h w D'], size: Size
 ) -> Float[np.ndarray, 'new_h new_w D']:
-    """Linear interpolation between the centers of cells, antialiased when downsampling."""
+    """Interpolate linearly between cell centers, with antialiasing when downsampling."""
     return _resize(x, size, lambda old, new: _antialiased(old, new, _linear))
 
 
 def geometric(x: Float[Values, 'h w D'], size: Size) -> Float[np.ndarray, 'new_h new_w D']:
-    """Linear interpolation of values by offset: the old ones grow apart with the distance from 0.
+    """Interpolate linearly by offset, with the old offsets spaced geometrically.
 
-    Offsets are counted from the middle, and the steps between the old ones form a geometric series
-    that ends at the new border, so that near neighbors keep their values. timm resizes the biases
-    of relative positions of BEiT like this.
+    Offsets are counted from the center, and the steps between the old ones form a geometric series
+    that ends at the new border, so that near neighbors keep their values. timm resizes the relative
+    position biases of BEiT this way.
     """
     return _resize(x, size, _geometric)
 
@@ -97,19 +97,19 @@ def geometric(x: Float[Values, 'h w D'], size: Size) -> Float[np.ndarray, 'new_h
 def pinv_patch_kernel(
     kernel: Float[Values, 'p q C D'], size: Size
 ) -> Float[np.ndarray, 'new_p new_q C D']:
-    """The kernel for patches resized to `size`: PI-resize, FlexiViT, arXiv:2212.08013, section 3.4.
+    """Resize a patch kernel by PI-resize, FlexiViT, arXiv:2212.08013, section 3.4.
 
-    It is pinv(B^T) vec(kernel), where the matrix B resizes a patch (bilinear between centers,
-    antialiased). An enlarged patch then gives the token of the original; a shrunk one gives the
-    closest token on average over patches of independent pixels.
+    The result is pinv(B^T) vec(kernel), where the matrix B resizes a patch (bilinear between
+    centers, antialiased). An enlarged patch then gives the same token as the original; a shrunk
+    patch gives the closest token on average over patches of independent pixels.
     """
     return _resize(kernel, size, pinv_matrix)
 
 
 @functools.cache
 def pinv_matrix(old: int, new: int) -> Float[np.ndarray, 'new old']:
-    """The factor of `pinv_patch_kernel` for one side of the patches."""
-    # The pseudoinverse of a Kronecker product is that of its factors.
+    """Return the matrix of `pinv_patch_kernel` for one side of the patches."""
+    # The pseudoinverse of a Kronecker product is the product of the pseudoinverses.
     return np.linalg.pinv(_antialiased(old, new, _linear).T)
 
 
@@ -117,12 +117,12 @@ def grid(x: Float[Values, 'h w D'], size: Size, method: str) -> Float[np.ndarray
     """Resize a grid of learned vectors.
 
     Args:
-      x: the vectors of the old grid.
+      x: vectors of the old grid.
       size: rows and columns of the new grid.
       method: 'bilinear' (`bilinear_align_corners`), 'bicubic' (`bicubic_half_pixel`),
         'bicubic_offset', 'antialiased' (`bicubic_antialiased`), 'linear' (`linear_half_pixel`),
-        'linear_antialiased' (`bilinear_half_pixel`) or 'geometric'. With '_cropped' behind it, the
-        grid is resized to a square of the longer side, whose first rows and columns are taken, so
+        'linear_antialiased' (`bilinear_half_pixel`) or 'geometric'. With the suffix '_cropped', the
+        grid is resized to a square of the longer side and cropped to its first rows and columns, so
         that cells keep their aspect ratio.
 
     Raises:
@@ -143,23 +143,29 @@ def position_embedding(
     method: str = 'bilinear',
     num_prefix: int = 0,
 ) -> Float[np.ndarray, '1 M D']:
-    """Resize a position embedding to another grid of patches; the `num_prefix` first rows stay.
+    """Resize a position embedding to another grid; the first `num_prefix` rows stay unchanged.
 
     Args:
-      table: `num_prefix` rows (of the class token), then the grid line by line.
+      table: `num_prefix` rows (class token), then the grid in raster order.
       old_grid, new_grid: rows and columns of patches.
-      method: of `grid`.
-      num_prefix: number of rows that are not in the grid.
+      method: resizing method, see `grid`.
+      num_prefix: number of rows before the grid.
 
     Raises:
-      UserError: if there is no such method, a grid is empty, or the table is not of `old_grid`.
+      UserError: if there is no such method, a grid is empty, or the table does not fit `old_grid`.
     """
     if min(*old_grid, *new_grid) < 1:
-        raise UserError(f'a grid has at least 1 x 1 patches: {_text(old_grid)}, {_text(new_grid)}')
+        raise UserError(
+            f'a grid needs at least 1 x 1 patches: {_format_grid(old_grid)}, '
+            f'{_format_grid(new_grid)}'
+        )
     table = np.asarray(table)
     rows = table.shape[1] - num_prefix
     if rows != old_grid[0] * old_grid[1]:
-        raise UserError(f'a position embedding of {rows} patches is not of {_text(old_grid)}')
+        raise UserError(
+            f'a position embedding of {rows} patches does not fit a grid of '
+            f'{_format_grid(old_grid)}'
+        )
     prefix, patches = table[0, :num_prefix], table[0, num_prefix:]
     resized = grid(patches.reshape(*old_grid, -1), new_grid, method)
     return np.concatenate([prefix, resized.reshape(-1, resized.shape[-1])])[None]
@@ -178,7 +184,7 @@ _METHODS = {
 
 
 def _resize(x: Values, size: Size, matrix: Callable[[int, int], np.ndarray]) -> np.ndarray:
-    """Apply `matrix(old, new)` to axes 0 and 1, in float64; the dtype stays."""
+    """Apply `matrix(old, new)` to axes 0 and 1, in float64; keep the dtype."""
     x = np.asarray(x)
     if x.shape[:2] == tuple(size):
         return x
@@ -203,8 +209,8 @@ def _geometric(old: int, new: int) -> Float[np.ndarray, 'new old']:
     half, low, high = old // 2, 1.01, 1.5
     while high - low > 1e-6:
         ratio = (low + high) / 2
-        beyond = (1 - ratio**half) / (1 - ratio) > new // 2
-        low, high = (low, ratio) if beyond else (ratio, high)
+        is_too_far = (1 - ratio**half) / (1 - ratio) > new // 2
+        low, high = (low, ratio) if is_too_far else (ratio, high)
     offsets = np.cumsum(ratio ** np.arange(half))
     at = np.concatenate([-offsets[::-1], [0.0], offsets])
     return np.stack([np.interp(np.arange(new) - new // 2, at, row) for row in np.eye(old)], axis=1)
@@ -217,7 +223,7 @@ def _bicubic(old: int, new: int, extra: float = 0.0) -> Float[np.ndarray, 'new o
     taps = first[:, None] + np.arange(4)
     weights = _cubic(np.abs(at[:, None] - taps), a=-0.75)
     matrix = np.zeros((new, old))
-    # The border is repeated beyond itself.
+    # The border cell is repeated outside of the grid.
     np.add.at(matrix, (np.arange(new)[:, None], np.clip(taps, 0, old - 1)), weights)
     return matrix
 
@@ -226,16 +232,16 @@ def _bicubic(old: int, new: int, extra: float = 0.0) -> Float[np.ndarray, 'new o
 def _antialiased(
     old: int, new: int, kernel: Callable[[np.ndarray], np.ndarray]
 ) -> Float[np.ndarray, 'new old']:
-    """A kernel's weights over the cells that a new one covers; they sum to 1 at the border too."""
+    """Return a kernel's weights over the old cells below each new cell, summing to 1."""
     distance = np.abs(_centers(old, new)[:, None] - np.arange(old))
     weights = kernel(distance / max(old / new, 1.0))
     return weights / weights.sum(axis=1, keepdims=True)
 
 
 def _centers(old: int, new: int, extra: float = 0.0) -> Float[np.ndarray, 'new']:
-    """The centers of new cells, in units in which the old ones are at 0, 1, ...
+    """Return the centers of new cells, in units where the old ones are at 0, 1, ...
 
-    `extra` is the part of a cell that the new grid is longer than its cells.
+    `extra` is how much longer the new grid is than its cells, in cells.
     """
     return (np.arange(new) + 0.5) * (old / (new + extra)) - 0.5
 
@@ -245,16 +251,16 @@ def _linear(x: Float[np.ndarray, '*B']) -> Float[np.ndarray, '*B']:
 
 
 def _keys(x: Float[np.ndarray, '*B']) -> Float[np.ndarray, '*B']:
-    """The kernel of Keys, 1981, equation 4, which is zero from a distance of 2 on."""
+    """Evaluate the kernel of Keys, 1981, equation 4, which is zero beyond a distance of 2."""
     return np.where(x < 2, _cubic(x, a=-0.5), 0.0)
 
 
 def _cubic(x: Float[np.ndarray, '*B'], a: float) -> Float[np.ndarray, '*B']:
-    """The cubic convolution kernel of Keys, 1981, at distances of up to 2."""
+    """Evaluate the cubic convolution kernel of Keys, 1981, at distances of up to 2."""
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
     return np.where(x <= 1, near, far)
 
 
-def _text(grid: Size) -> str:
+def _format_grid(grid: Size) -> str:
     return f'{grid[1]} x {grid[0]}'

@@ -1,14 +1,14 @@
-"""Decoding with an encoder-decoder: greedy, by sampling, or by beam search.
+"""Decoding with an encoder-decoder: greedy, sampling or beam search.
 
 `decode` calls a model with the methods `encode`, `init_cache` and `decode_step` (see
 `vit_jax.models.seq2seq`) as `apply(*inputs, method=NAME)`, its variables bound.
 
-The searches take any model as `step` and `cache`. `step(cache, tokens [N], position) -> (logits
-[N V], cache)` reads the tokens at `position` of N sequences, the first of which is bos, and scores
-the next ones. `cache` is a pytree of arrays with the N sequences on axis 0: keys and values, a
-recurrent state, the encoded source. The searches are pure, have static shapes and stop as soon as
-every example is done; the caller compiles them. The result for an example never depends on the rest
-of the batch. Beam search normalizes lengths as GNMT does (Wu et al., 2016, arXiv:1609.08144).
+The searches accept any model as `step` and `cache`. `step(cache, tokens [N], position) -> (logits
+[N V], cache)` reads the tokens at `position` of N sequences, starting with bos, and scores the next
+tokens. `cache` is a pytree of arrays with the N sequences on axis 0: keys and values, a recurrent
+state, the encoded source. The searches are pure, have static shapes and stop as soon as every
+example is done; the caller compiles them. The result for an example never depends on the rest of
+the batch. Beam search normalizes lengths as in GNMT (Wu et al., 2016, arXiv:1609.08144).
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ Choose = Callable[[Array, Array], Array]
 
 
 class Decoded(NamedTuple):
-    """K hypotheses an example, the best first.
+    """K hypotheses per example, the best first.
 
     Attributes:
-      tokens: [B K T], without bos, padded with 0; eos, where there is one, is the last token.
-      lengths: [B K], tokens of the hypothesis, its eos included; 0 where there is none.
-      scores: [B K], float32; -inf where there is none.
+      tokens: [B K T], without bos, padded with 0; eos, if any, is the last token.
+      lengths: [B K], number of tokens of the hypothesis, including eos; 0 for none.
+      scores: [B K], float32; -inf for none.
     """
 
     tokens: Int[Array, 'B K T']
@@ -50,18 +50,18 @@ METHODS = ('beam', 'greedy', 'sample')
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """The search for the tokens of a target. Fields that the method does not use are ignored.
+    """Search method for the tokens of a target. Fields that the method does not use are ignored.
 
     Attributes:
       method: 'beam', 'greedy' or 'sample'.
-      beams, alpha, stop: of `beam_search`.
-      temperature, top_k, top_p: of `sample`.
-      extra_len: the most tokens by which a target may be longer than its source, both with eos;
-        50 in Vaswani et al., 2017, section 6.1.
-      max_len: the most tokens of a target, eos included, for any source; None for no limit.
+      beams, alpha, stop: parameters of `beam_search`.
+      temperature, top_k, top_p: parameters of `sample`.
+      extra_len: maximum number of tokens by which a target may exceed its source, both with eos; 50
+        in Vaswani et al., 2017, section 6.1.
+      max_len: maximum number of tokens of any target, including eos; None for no limit.
 
     Raises:
-      UserError: for another method, or a length that leaves no room for a token.
+      UserError: if the method is unknown, or a length leaves no room for a token.
     """
 
     method: str = 'beam'
@@ -88,19 +88,19 @@ def decode(
     search: Search,
     keys: Key[Array, 'B'] | None = None,
 ) -> Decoded:
-    """The hypotheses of every source, the best first. The caller compiles it.
+    """Decode every source; the caller compiles the function.
 
     Args:
-      apply: the model, see the module's docstring.
-      source: tokens, with eos at the end, then padding; rows of padding alone are skipped.
-      search: the method and its options.
-      keys: a random key for each example, which sampling needs.
+      apply: model, see the module's docstring.
+      source: tokens, with eos at the end, then padding; rows with only padding are skipped.
+      search: search method and its options.
+      keys: random key for each example, for sampling.
 
     Returns:
-      `search.beams` hypotheses an example by beam search, else one.
+      `search.beams` hypotheses per example for beam search, else one, the best first.
 
     Raises:
-      UserError: if a number of `search` is out of its range.
+      UserError: if a number of `search` is out of range.
     """
     room = source.shape[1] + search.extra_len
     room = room if search.max_len is None else min(room, search.max_len)
@@ -117,12 +117,12 @@ def generate(
     max_lens: Int[Array, 'B'] | None = None,
     keys: Key[Array, 'B'] | None = None,
 ) -> Decoded:
-    """`decode` for what the model's `encode` returns, of any source, such as images.
+    """Decode the output of the model's `encode`, for any source, such as images.
 
     Args:
-      apply, search, keys: as in `decode`; the lengths of `search` have no effect.
-      memory: the encoded source.
-      max_len, max_lens: as in `greedy`.
+      apply, search, keys: see `decode`; the lengths of `search` have no effect.
+      memory: encoded source.
+      max_len, max_lens: see `greedy`.
     """
 
     def step(cache: Cache, tokens: Array, position: Array) -> tuple[Array, Cache]:
@@ -151,18 +151,19 @@ def greedy(
     bos: int = BOS,
     eos: int = EOS,
 ) -> Decoded:
-    """The most probable token at every position; of equal ones, the lowest id.
+    """Pick the most probable token at each position, the lowest id in case of ties.
 
     Args:
-      step: scores the next tokens, see the module's docstring.
-      cache: the initial cache of `step`, one sequence an example.
-      max_len: the most tokens of a hypothesis, eos included; static.
-      max_lens: the same for each example, where that is less; 0 skips an example, as padding is.
-      bos: the token to begin with.
-      eos: the token that ends a sequence.
+      step: function that scores the next tokens, see the module's docstring.
+      cache: initial cache of `step`, one sequence per example.
+      max_len: maximum number of tokens of a hypothesis, including eos; static.
+      max_lens: maximum number of tokens per example, if smaller; 0 skips an example, such as
+        padding.
+      bos: first token.
+      eos: token that ends a sequence.
 
     Returns:
-      One hypothesis an example, K = 1; its score is its log-probability.
+      One hypothesis per example, K = 1; its score is its log-probability.
 
     Raises:
       UserError: if `max_len` is not positive.
@@ -184,21 +185,21 @@ def sample(
     bos: int = BOS,
     eos: int = EOS,
 ) -> Decoded:
-    """Tokens drawn from softmax(logits / temperature), filtered by `top_k` and then by `top_p`.
+    """Draw tokens from softmax(logits / temperature), filtered by `top_k` and then by `top_p`.
 
     Args:
-      step, cache, max_len, max_lens, bos, eos: as in `greedy`.
-      keys: a random key for each example, from which its tokens are drawn.
-      temperature: above 0; toward 0 it becomes `greedy`.
-      top_k: draw from the k most probable tokens only, see `keep_top_k`.
-      top_p: draw from the nucleus of this probability only, see `keep_top_p`.
+      step, cache, max_len, max_lens, bos, eos: see `greedy`.
+      keys: random key for each example.
+      temperature: temperature above 0; near 0 equal to `greedy`.
+      top_k: number of most probable tokens to draw from, see `keep_top_k`.
+      top_p: probability of the nucleus to draw from, see `keep_top_p`.
 
     Returns:
-      One hypothesis an example, K = 1; its score is its log-probability under the model itself,
-      at temperature 1 and without filters.
+      One hypothesis per example, K = 1; its score is its log-probability under the model, at
+      temperature 1 and without filters.
 
     Raises:
-      UserError: if a number is out of its range.
+      UserError: if a number is out of range.
     """
     require(temperature > 0 and math.isfinite(temperature), 'temperature', 'above 0', temperature)
     require(top_k is None or top_k >= 1, 'top_k', 'at least 1', top_k)
@@ -208,26 +209,26 @@ def sample(
         logits = logits / temperature
         logits = logits if top_k is None else keep_top_k(logits, top_k)
         logits = logits if top_p is None else keep_top_p(logits, top_p)
-        now = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, position)
-        return jax.vmap(jax.random.categorical)(now, logits)
+        step_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, position)
+        return jax.vmap(jax.random.categorical)(step_keys, logits)
 
     limits = example_limits(cache, max_len, max_lens)
     return _rollout(step, cache, choose, max_len, limits, bos, eos)
 
 
 def keep_top_k(logits: Float[Array, '*B V'], k: int) -> Float[Array, '*B V']:
-    """-inf for all but the k highest logits and their equals (Fan et al., 2018, section 5.4)."""
+    """Set all but the k highest logits and ties to -inf (Fan et al., 2018, section 5.4)."""
     lowest = jax.lax.top_k(logits, min(k, logits.shape[-1]))[0][..., -1:]
     return jnp.where(logits < lowest, -jnp.inf, logits)
 
 
 def keep_top_p(logits: Float[Array, '*B V'], p: float) -> Float[Array, '*B V']:
-    """-inf outside of the nucleus: the fewest tokens whose probabilities reach p, and equals.
+    """Set logits outside of the nucleus, the fewest tokens with total probability p, to -inf.
 
-    Holtzman et al., 2020, arXiv:1904.09751, equation 2. The most probable token always stays.
+    Holtzman et al., 2020, arXiv:1904.09751, equation 2. Ties and the most probable token stay.
     """
     ordered = jnp.sort(logits, axis=-1)
-    # Summed from the least probable token on: there float32 resolves a p close to 1.
+    # Sum from the least probable token: there float32 resolves a p close to 1.
     inside = jnp.cumsum(jax.nn.softmax(ordered, axis=-1), axis=-1) > 1.0 - p
     lowest = jnp.where(inside, ordered, ordered[..., -1:]).min(axis=-1, keepdims=True)
     return jnp.where(logits < lowest, -jnp.inf, logits)
@@ -243,15 +244,15 @@ class _Rollout(NamedTuple):
 def _rollout(
     step: Step, cache: Cache, choose: Choose, max_len: int, limits: Array, bos: int, eos: int
 ) -> Decoded:
-    """One sequence an example, each token by `choose(logits [B V], position)`."""
+    """Decode one sequence per example, choosing tokens by `choose(logits [B V], position)`."""
 
     def advance(state: _Rollout) -> _Rollout:
         old, position = state.decoded, state.position
         logits, cache = step(state.cache, tokens_before(old, position, bos)[:, 0], position)
         token = choose(logits.astype(jnp.float32), position)
-        gained = jnp.take_along_axis(log_probs(logits), token[:, None], axis=-1)
+        token_scores = jnp.take_along_axis(log_probs(logits), token[:, None], axis=-1)
         tokens = old.tokens.at[:, 0, position].set(token)
-        new = Decoded(tokens, old.lengths + 1, old.scores + gained)
+        new = Decoded(tokens, old.lengths + 1, old.scores + token_scores)
         done = state.done | (token == eos) | (position + 1 >= limits)
         return _Rollout(position + 1, done, update_where(old, new, ~state.done), cache)
 
@@ -263,7 +264,7 @@ STOPS = ('best', 'all', 'full')
 
 
 def length_penalty(length: Int[Array, '*B'], alpha: float) -> Float[Array, '*B']:
-    """((5 + |Y|) / 6)^alpha, equation 14, where |Y| counts the tokens and eos."""
+    """((5 + |Y|) / 6)^alpha, equation 14, where |Y| counts the tokens including eos."""
     return ((5.0 + length) / 6.0) ** alpha
 
 
@@ -279,35 +280,35 @@ def beam_search(
     bos: int = BOS,
     eos: int = EOS,
 ) -> Decoded:
-    """The best hypotheses found by a beam of prefixes, by log P(Y | X) / length_penalty(Y).
+    """Find the best hypotheses with a beam of prefixes, by log P(Y | X) / length_penalty(Y).
 
-    Every position continues the K = `beams` best prefixes. Continuations that end with eos and are
-    among the K best join the finished hypotheses, which are kept apart; the K best others are the
-    next prefixes. Prefixes that are cut, at the limit or because the search has stopped, are
-    returned only if fewer than K hypotheses have finished, and rank behind them. Ties go to the
-    earlier hypothesis, then to the better prefix, then to the lower token id.
+    Each step expands the K = `beams` best prefixes. Continuations that end with eos and are among
+    the K best join the finished hypotheses; the K best others become the next prefixes. Unfinished
+    prefixes, at the limit or when the search stops, are only returned if fewer than K hypotheses
+    have finished, and rank after them. Ties go to the earlier hypothesis, then to the better
+    prefix, then to the lower token id.
 
-    The score of a prefix is at most its log-probability over the penalty of the longest length.
-    The search stops by this bound:
-      'best': when no prefix can beat the best hypothesis; the others may then be cut short;
-      'all': when none can beat the K-th, so that all K are those of a search to the limit;
+    The score of a prefix is at most its log-probability over the penalty of the maximum length. The
+    search stops by this bound:
+      'best': when no prefix can beat the best hypothesis; the others may be unfinished;
+      'all': when none can beat the K-th, so that all K equal the results of a search to the limit;
       'full': when K hypotheses have finished, regardless of the bound.
-    A single beam stops at its first hypothesis under any rule, which makes it `greedy`.
+    A single beam stops at its first hypothesis under any rule, which equals `greedy`.
 
     Args:
-      step, cache: the model, see the module's docstring; one sequence an example. Arrays that
-        `step` returns unchanged, such as the encoded source, are not moved between beams.
-      beams: K, the number of prefixes and of the hypotheses returned.
-      max_len: the most tokens of a hypothesis, eos included; static.
-      max_lens: the same for each example, where that is less, such as the length of its source + 50
-        (Vaswani et al., 2017, section 6.1); 0 skips an example, as padding is.
+      step, cache: model, see the module's docstring; one sequence per example. Arrays that `step`
+        returns unchanged, such as the encoded source, are not moved between beams.
+      beams: number K of prefixes and of returned hypotheses.
+      max_len: maximum number of tokens of a hypothesis, including eos; static.
+      max_lens: maximum number of tokens per example, if smaller, such as the length of its source +
+        50 (Vaswani et al., 2017, section 6.1); 0 skips an example, such as padding.
       alpha: exponent of the length penalty, at least 0; with 0 the score is the log-probability.
       stop: 'best', 'all' or 'full'.
-      bos: the token to begin with.
-      eos: the token that ends a sequence.
+      bos: first token.
+      eos: token that ends a sequence.
 
     Raises:
-      UserError: if a number is out of its range, or `stop` is not one of the three.
+      UserError: if a number is out of range, or `stop` is unknown.
     """
     require(beams >= 1, 'beams', 'at least 1', beams)
     require(alpha >= 0 and math.isfinite(alpha), 'alpha', 'at least 0', alpha)
@@ -320,7 +321,7 @@ def beam_search(
         position = search.position
         tokens = tokens_before(search.live, position, bos).reshape(-1)
         logits, cache = step(search.cache, tokens, position)
-        grown, parents = _grow(search.live, log_probs(logits), position)
+        grown, parents = _expand(search.live, log_probs(logits), position)
         ends = grown.tokens[..., position] == eos
         finished = update_where(
             search.finished, _best_finished(search.finished, grown, ends, alpha), ~search.done
@@ -339,7 +340,7 @@ def beam_search(
 
 
 class _Search(NamedTuple):
-    """Prefixes, scored by log-probability, and finished hypotheses, by normalized score."""
+    """Prefixes, scored by log-probability, and finished hypotheses, with normalized scores."""
 
     position: Array
     done: Array
@@ -355,35 +356,35 @@ def _start(cache: Cache, beams: int, max_len: int, limits: Array) -> _Search:
     return _Search(jnp.int32(0), limits <= 0, live, finished, cache)
 
 
-def _grow(live: Decoded, gains: Array, position: Array) -> tuple[Decoded, Array]:
-    """The 2 K best continuations, of which at most K end, and the prefixes that they continue."""
+def _expand(live: Decoded, gains: Array, position: Array) -> tuple[Decoded, Array]:
+    """Return the 2 K best continuations, of which at most K end, and their prefixes."""
     batch, beams, _ = live.tokens.shape
     scores = (live.scores.reshape(-1, 1) + gains).reshape(batch, -1)
     scores, index = jax.lax.top_k(scores, 2 * beams)
     parents, chosen = jnp.divmod(index, gains.shape[-1])
-    tokens, lengths, _ = _take(live, parents)
+    tokens, lengths, _ = _gather(live, parents)
     return Decoded(tokens.at[..., position].set(chosen), lengths + 1, scores), parents
 
 
 def _best_finished(
     finished: Decoded, grown: Decoded, ends: Bool[Array, 'B M'], alpha: float
 ) -> Decoded:
-    """The K best of the earlier hypotheses and those that end here."""
+    """Return the K best of the earlier hypotheses and those that end here."""
     beams = finished.scores.shape[1]
     accepted = ends & (jnp.arange(2 * beams) < beams)
     scores = jnp.where(accepted, grown.scores / length_penalty(grown.lengths, alpha), -jnp.inf)
-    every = _concatenate(finished, grown._replace(scores=scores))
-    return _take(every, jax.lax.top_k(every.scores, beams)[1])
+    candidates = _concatenate(finished, grown._replace(scores=scores))
+    return _gather(candidates, jax.lax.top_k(candidates.scores, beams)[1])
 
 
 def _best_unfinished(grown: Decoded, parents: Array, ends: Array) -> tuple[Decoded, Array]:
-    """The K best continuations that go on, and the prefixes that they continue."""
+    """Return the K best continuations without eos, and their prefixes."""
     grown = grown._replace(scores=jnp.where(ends, -jnp.inf, grown.scores))
-    return _take((grown, parents), jax.lax.top_k(grown.scores, ends.shape[1] // 2)[1])
+    return _gather((grown, parents), jax.lax.top_k(grown.scores, ends.shape[1] // 2)[1])
 
 
 def _may_stop(rule: str, live: Decoded, finished: Decoded, limits: Array, alpha: float) -> Array:
-    """Whether each example [B] is done before its limit; one without a prefix always is."""
+    """Return whether each example [B] is done before its limit; one without a prefix always is."""
     bound = live.scores[:, 0] / length_penalty(limits, alpha)
     if rule == 'full':
         return (finished.scores[:, -1] > -jnp.inf) | (bound == -jnp.inf)
@@ -391,44 +392,46 @@ def _may_stop(rule: str, live: Decoded, finished: Decoded, limits: Array, alpha:
 
 
 def _reorder_cache(before: Cache, after: Cache, parents: Int[Array, 'B K']) -> Cache:
-    """Give every prefix the cache of the one that it continues.
+    """Give each prefix the cache of the prefix it continues.
 
-    An array that the step has left alone is the same for all beams of an example, and stays.
+    An array that `step` returned unchanged is the same for all beams of an example, and stays.
     """
 
     def move(old: Array, new: Array) -> Array:
         if new is old:
             return old
-        return _take(new.reshape(*parents.shape, *new.shape[1:]), parents).reshape(new.shape)
+        return _gather(new.reshape(*parents.shape, *new.shape[1:]), parents).reshape(new.shape)
 
     return jax.tree.map(move, before, after)
 
 
 def _result(search: _Search, alpha: float) -> Decoded:
-    """The finished hypotheses, then cut prefixes in the places left."""
+    """Return the finished hypotheses, then unfinished prefixes in the remaining places."""
     live = search.live
     cut = live._replace(scores=live.scores / length_penalty(live.lengths, alpha))
-    number = (search.finished.scores > -jnp.inf).sum(axis=1, keepdims=True)
+    num_finished = (search.finished.scores > -jnp.inf).sum(axis=1, keepdims=True)
     place = jnp.arange(live.scores.shape[1])
-    index = jnp.where(place < number, place, place + len(place) - number)
-    tokens, lengths, scores = _take(_concatenate(search.finished, cut), index)
-    real = scores > -jnp.inf
-    return Decoded(jnp.where(real[..., None], tokens, PAD), jnp.where(real, lengths, 0), scores)
+    index = jnp.where(place < num_finished, place, place + len(place) - num_finished)
+    tokens, lengths, scores = _gather(_concatenate(search.finished, cut), index)
+    is_real = scores > -jnp.inf
+    return Decoded(
+        jnp.where(is_real[..., None], tokens, PAD), jnp.where(is_real, lengths, 0), scores
+    )
 
 
 def _concatenate(a: Decoded, b: Decoded) -> Decoded:
     return jax.tree.map(lambda x, y: jnp.concatenate([x, y], axis=1), a, b)
 
 
-def _take(tree: Any, index: Int[Array, 'B M']) -> Any:
-    """Pick along axis 1, each example by its own indices."""
+def _gather(tree: Any, index: Int[Array, 'B M']) -> Any:
+    """Pick along axis 1, with separate indices for each example."""
     return jax.tree.map(lambda x: jax.vmap(lambda row, i: row[i])(x, index), tree)
 
 
 def empty_prefixes(limits: Int[Array, 'B'], count: int, max_len: int) -> Decoded:
-    """`count` empty prefixes an example, the first with log-probability 0 if the limit allows it.
+    """Create `count` empty prefixes per example, the first with log-probability 0 if allowed.
 
-    The others have none, so that equal prefixes are not continued twice.
+    The others have -inf, so that equal prefixes are not continued twice.
     """
     shape = (len(limits), count)
     real = (jnp.arange(count) == 0) & (limits[:, None] > 0)
@@ -440,30 +443,30 @@ def empty_prefixes(limits: Int[Array, 'B'], count: int, max_len: int) -> Decoded
 
 
 def tokens_before(decoded: Decoded, position: Int[Array, ''], bos: int) -> Int[Array, 'B K']:
-    """The model's input at `position`: the hypothesis's token before it, or bos."""
+    """Return the model's input at `position`: the hypothesis's previous token, or bos."""
     return jnp.where(position == 0, bos, decoded.tokens[..., jnp.maximum(position - 1, 0)])
 
 
 def log_probs(logits: Float[Array, 'N V']) -> Float[Array, 'N V']:
-    """log softmax in float32 for logits of any dtype."""
+    """Compute log softmax in float32 for logits of any dtype."""
     return jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
 
 
 def update_where(old: Decoded, new: Decoded, where: Bool[Array, 'B']) -> Decoded:
-    """The new rows for examples in which `where` is true, else the old ones."""
+    """Take the new rows for examples where `where` is true, else the old ones."""
     return jax.tree.map(
         lambda a, b: jnp.where(where.reshape(-1, *[1] * (a.ndim - 1)), b, a), old, new
     )
 
 
 def example_limits(cache: Cache, max_len: int, max_lens: Int[Array, 'B'] | None) -> Int[Array, 'B']:
-    """The most tokens of each example; raises UserError if `max_len` is not positive."""
+    """Return the maximum length per example; raise UserError if `max_len` is not positive."""
     require(max_len >= 1, 'max_len', 'at least 1', max_len)
     limits = jnp.full(len(jax.tree.leaves(cache)[0]), max_len, jnp.int32)
     return limits if max_lens is None else jnp.minimum(limits, max_lens)
 
 
-def require(valid: bool, what: str, span: str, value: object) -> None:
+def require(valid: bool, name: str, span: str, value: object) -> None:
     """Raise UserError unless `valid`."""
     if not valid:
-        raise UserError(f'{what} must be {span}, not {value}')
+        raise UserError(f'{name} must be {span}, not {value}')

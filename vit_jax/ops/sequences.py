@@ -1,4 +1,4 @@
-"""The images of a batch: the range of their pixels, and sequences of patches of different sizes."""
+"""Images of a batch: pixel ranges, and sequences of patches of images of different sizes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from vit_jax.errors import UserError
 
 
 class Sequences(NamedTuple):
-    """Patches of one image a row, as in NaViT (arXiv:2307.06304) without packing.
+    """Patches, one image per row, as in NaViT (arXiv:2307.06304) without packing.
 
     Attributes:
-      values: of the patches, row by row of the image, channels running fastest [B N P]; those
-        beyond the image's are padding.
-      grid: rows and columns of patches of each image [B 2].
+      values: [B N P], patches in raster order, channels last; padding after the image's patches.
+      grid: [B 2], rows and columns of patches of each image.
     """
 
     values: Num[Array, 'B N P']
@@ -29,7 +28,7 @@ class Sequences(NamedTuple):
 
     @property
     def real(self) -> Bool[Array, 'B N']:
-        """True for patches of the image and false for padding."""
+        """Mask of real patches; false for padding."""
         return jnp.arange(self.values.shape[1]) < self.grid.prod(axis=-1, keepdims=True)
 
 
@@ -42,21 +41,21 @@ def from_batch(
     value_range: Sequence[float],
     normalization: Normalization | None = None,
 ) -> Float[Array, 'B H W C'] | Sequences:
-    """A model's images from a batch: `image`, or the `patches` and `grid` of the plan `patches`.
+    """Return the model's images: `image`, or the `patches` and `grid` of the plan `patches`.
 
-    Bytes are scaled as by `to_range`.
+    Bytes are scaled, see `to_range`.
     """
     if 'patches' not in batch:
         return to_range(batch['image'], value_range, normalization)
     values = batch['patches']
-    if normalization is not None:  # channels run fastest
+    if normalization is not None:  # channels are last in a patch
         mean, std = (np.resize(x, values.shape[-1]).tolist() for x in normalization)
         normalization = mean, std
     return Sequences(to_range(values, value_range, normalization), batch['grid'])
 
 
 def side_and_channels(values: int) -> tuple[int, int]:
-    """The side in pixels and the channels, 3 or 1, of a square patch of so many values.
+    """Return the side in pixels and the channels, 3 or 1, of a square patch of `values` numbers.
 
     Raises:
       UserError: if the values do not form such a patch.
@@ -65,16 +64,17 @@ def side_and_channels(values: int) -> tuple[int, int]:
         side = math.isqrt(values // channels)
         if values and side**2 * channels == values:
             return side, channels
-    raise UserError(f'{values} values do not form a square patch of 1 or 3 channels')
+    raise UserError(f'{values} values do not form a square patch with 1 or 3 channels')
 
 
 def join_patches(
     patches: Num[np.ndarray, 'N P'], grid: Sequence[int] | Int[np.ndarray, '2']
 ) -> Num[np.ndarray, 'H W C']:
-    """The image of the first patches of a sequence; inverts `data.transforms.patches.cut`.
+    """Assemble the image from the first patches of a sequence; inverts
+    `data.transforms.patches.cut`.
 
     Args:
-      patches: of the image, and padding after these.
+      patches: patches of the image, then padding.
       grid: rows and columns of patches.
     """
     rows, columns = map(int, grid)
@@ -88,9 +88,9 @@ def to_range(
     value_range: Sequence[float],
     normalization: Normalization | None = None,
 ) -> Float[Array, '...']:
-    """Bytes 0..255 to float32, normalized or else in [low, high]; floats pass unchanged.
+    """Convert bytes to float32, normalized or else in [low, high]; floats pass unchanged.
 
-    `(-1, 1)` is (x - 127.5) / 127.5, which the released ViT and BiT models expect.
+    `(-1, 1)` is (x - 127.5) / 127.5, as in the released ViT and BiT models.
     """
     if normalization is not None:
         return standardize(image, *normalization)
@@ -103,14 +103,14 @@ def to_range(
 def standardize(
     image: Num[Array, '... C'], mean: Sequence[float], std: Sequence[float]
 ) -> Float[Array, '... C']:
-    """Bytes 0..255 to float32 (x / 255 - mean) / std of each color; floats pass unchanged."""
+    """Convert bytes to float32 (x / 255 - mean) / std per channel; floats pass unchanged."""
     if image.dtype != jnp.uint8:
         return image
     return (image.astype(jnp.float32) / 255.0 - jnp.asarray(mean)) / jnp.asarray(std)
 
 
 def pair_mix(x: Float[Array, 'B ...'], weight: jax.typing.ArrayLike) -> Float[Array, 'B ...']:
-    """`weight * x + (1 - weight) * partner`, where the partner is the neighbor in the batch."""
+    """Mix each example with its neighbor: `weight * x + (1 - weight) * neighbor(x)`."""
     weight = jnp.asarray(weight)
     return weight * x + (1 - weight) * neighbor(x)
 
@@ -118,8 +118,8 @@ def pair_mix(x: Float[Array, 'B ...'], weight: jax.typing.ArrayLike) -> Float[Ar
 def neighbor(x: Num[Array, 'B ...']) -> Num[Array, 'B ...']:
     """Swap examples 2i and 2i + 1.
 
-    The batch is shuffled, so a neighbor is as random a partner as any other, and it
-    lies on the same device in any layout: mixing examples needs no communication.
+    The batch is shuffled, so a neighbor is a random partner, and it is on the same device in any
+    layout: mixing examples needs no communication.
     """
     pairs = x.reshape(x.shape[0] // 2, 2, *x.shape[1:])
     return pairs[:, ::-1].reshape(x.shape)

@@ -1,9 +1,9 @@
-"""Segmentation of images larger than the model's input, by windows along the longer side.
+"""Sliding-window segmentation of images larger than the model's input.
 
-The shorter side of the image is the model's; the fewest windows that cover the longer one overlap
-evenly, and scores are averaged where windows overlap. Kerssies et al., 2025, arXiv:2503.19108, as
-in the authors' code, whose floating-point positions may miss the last row of pixels; these are
-integers.
+The image is resized so that its shorter side fits the model; the fewest windows that cover the
+longer side overlap evenly, and scores are averaged in overlaps. Kerssies et al., 2025,
+arXiv:2503.19108. Positions are integers; the floating-point positions of the authors' code may
+miss the last row of pixels.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ NONE, NOT_FINITE = -1, -2  # instead of a class
 def average(
     scores: Float[Array, 'n C S S'], first: Int[Array, ' n'], tall: Bool[Array, ''], length: int
 ) -> Float[Array, 'C S {length}']:
-    """Put the scores of windows side by side along the last axis, and average where they overlap.
+    """Join the scores of windows along the last axis, averaging overlaps.
 
     Args:
-      scores: of the pixels of each window.
-      first: pixel of each window along the longer side; -1 where there is no window.
-      tall: whether the image is higher than wide; then its rows become the last axis.
-      length: pixels of the result, at least those of the longer side; 0 where there is no window.
+      scores: scores of the pixels of each window.
+      first: first pixel of each window along the longer side; -1 for padding windows.
+      tall: whether the image is taller than wide; then its rows become the last axis.
+      length: length of the result, at least the longer side; 0 where there is no window.
     """
     side = scores.shape[-1]
     scores = jnp.where(tall, scores.swapaxes(-1, -2), scores)
@@ -51,45 +51,45 @@ def classes_at(
     full: Int[Array, '2'],
     frame: tuple[int, int],
 ) -> Int[Array, 'H W']:
-    """The class of each pixel of the original image, by scores that are interpolated to its size.
+    """Classify each pixel of the original image by scores interpolated to its size.
 
-    Interpolation is bilinear between the centers of pixels, without antialiasing, as PyTorch's.
+    Interpolation is bilinear between pixel centers, without antialiasing, like PyTorch's.
 
     Args:
-      scores: their first rows and columns, `size`, are those of the image.
-      size: height and width of the image that was predicted.
-      full: height and width of the original.
-      frame: of the result, at least `full`.
+      scores: score maps; the first rows and columns, `size`, belong to the image.
+      size: height and width of the image seen by the model.
+      full: height and width of the original image.
+      frame: size of the result, at least `full`.
 
     Returns:
-      int32; NONE outside of the original, NOT_FINITE where a score is not finite.
+      int32; NONE outside of the original image, NOT_FINITE where a score is not finite.
     """
     rows, columns = (
-        _interpolation(scores.shape[1 + axis], size[axis], full[axis], frame[axis])
+        _interpolation_matrix(scores.shape[1 + axis], size[axis], full[axis], frame[axis])
         for axis in (0, 1)
     )
 
-    def take(best: tuple[Array, Array], one: tuple[Array, Array]) -> tuple[Any, None]:
-        label, plane = one
-        high, found = best
+    def update_best(best: tuple[Array, Array], entry: tuple[Array, Array]) -> tuple[Any, None]:
+        label, plane = entry
+        high, best_label = best
         values = jnp.einsum('ah,hw,bw->ab', rows, plane, columns, precision='highest')
         better = values > high
-        found = jnp.where(better, label, found)
-        found = jnp.where(jnp.isfinite(values), found, NOT_FINITE)
+        best_label = jnp.where(better, label, best_label)
+        best_label = jnp.where(jnp.isfinite(values), best_label, NOT_FINITE)
         high = jnp.where(jnp.isfinite(values), jnp.where(better, values, high), jnp.inf)
-        return (high, found), None
+        return (high, best_label), None
 
     start = jnp.full(frame, -jnp.inf), jnp.full(frame, NONE, jnp.int32)
     labels = jnp.arange(len(scores), dtype=jnp.int32)
-    (_, found), _ = jax.lax.scan(take, start, (labels, scores))
+    (_, classes), _ = jax.lax.scan(update_best, start, (labels, scores))
     inside = (jnp.arange(frame[0]) < full[0])[:, None] & (jnp.arange(frame[1]) < full[1])
-    return jnp.where(inside, found, NONE)
+    return jnp.where(inside, classes, NONE)
 
 
-def _interpolation(
+def _interpolation_matrix(
     old: int, real: Int[Array, ''], full: Int[Array, ''], new: int
 ) -> Float[Array, '{new} {old}']:
-    """Weights of `old` pixels, of which the first are `real`, for `full` of `new` ones."""
+    """Return interpolation weights from `real` of `old` pixels to `full` of `new` pixels."""
     at = (jnp.arange(new) + 0.5) * (real / full) - 0.5
     at = at.clip(0, real - 1)
     return (1 - jnp.abs(at[:, None] - jnp.arange(old))).clip(0)
@@ -98,38 +98,38 @@ def _interpolation(
 def segmentation(
     scores: Float[Array, 'B n C S S'], batch: dict[str, Any], frame: tuple[int, int] | None = None
 ) -> dict[str, Array]:
-    """The class of each pixel of images, of the scores of their windows.
+    """Classify each pixel of images from the scores of their windows.
 
     Args:
-      scores: of the windows that the transform `sliding_windows` has made.
-      batch: its fields `starts`, `tall`, `scaled_size` and `full_size`.
-      frame: interpolate scores to the sizes of the originals, of which the largest has this height
-        and width; None for classes of the pixels of the resized images.
+      scores: scores of the windows of the transform `sliding_windows`.
+      batch: batch with the fields `starts`, `tall`, `scaled_size` and `full_size`.
+      frame: height and width of the largest original, to interpolate scores to the sizes of the
+        originals; None to classify the pixels of the resized images.
 
     Returns:
-      segmentation: int32 [B H W], see `classes_at`; of `frame`, or of squares that hold all windows
-        side by side.
+      segmentation: int32 [B H W], see `classes_at`; its size is `frame`, or a square that holds all
+        windows side by side.
       size: int32 [B 2], height and width of the image in it.
     """
     scores = scores.astype(jnp.float32)
     length = scores.shape[1] * scores.shape[-1]
     size = batch['scaled_size' if frame is None else 'full_size']
     frame = (length, length) if frame is None else frame
-    sides = min(frame), max(frame)  # of the result with the longer side last
+    sides = min(frame), max(frame)  # of the result, longer side last
 
-    def one(row: tuple[Array, ...]) -> Array:
+    def segment_image(row: tuple[Array, ...]) -> Array:
         windows, first, tall, scaled, full = row
-        joined = average(windows, first, tall, length)
-        turned, whole = (jnp.where(tall, size[::-1], size) for size in (scaled, full))
-        found = classes_at(joined, turned, whole, sides)
-        return jnp.where(tall, _fitted(found.T, frame), _fitted(found, frame))
+        joined_scores = average(windows, first, tall, length)
+        scaled_size, full_size = (jnp.where(tall, size[::-1], size) for size in (scaled, full))
+        classes = classes_at(joined_scores, scaled_size, full_size, sides)
+        return jnp.where(tall, _crop_and_pad(classes.T, frame), _crop_and_pad(classes, frame))
 
     fields = (batch[name] for name in ('starts', 'tall', 'scaled_size'))
-    return {'segmentation': jax.lax.map(one, (scores, *fields, size)), 'size': size}
+    return {'segmentation': jax.lax.map(segment_image, (scores, *fields, size)), 'size': size}
 
 
-def _fitted(classes: Int[Array, 'h w'], frame: tuple[int, int]) -> Int[Array, 'H W']:
-    """The upper left of a map, and NONE beyond it."""
+def _crop_and_pad(classes: Int[Array, 'h w'], frame: tuple[int, int]) -> Int[Array, 'H W']:
+    """Crop a map to a frame, or pad it with NONE."""
     part = classes[: frame[0], : frame[1]]
     widths = [(0, side - had) for side, had in zip(frame, part.shape, strict=True)]
     return jnp.pad(part, widths, constant_values=NONE)

@@ -1,4 +1,4 @@
-"""The base of all tasks: what a model learns, by which loss, and how it is measured."""
+"""Base class of tasks: inputs, loss, metrics and predictions."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ Sums = dict[str, tuple[Any, Any]]
 class Apply(Protocol):
     """The model with its variables and random keys.
 
-    A call without `method` calls the model itself, in the step's mode, training or not. Other
-    methods get the keywords of the call only, such as `train=apply.train`. Each call draws from
-    its own random keys.
+    A call without `method` calls the model itself, in the mode of the step. Other methods only get
+    the keywords of the call, such as `train=apply.train`. Each call draws from different random
+    keys.
 
     Attributes:
       train: whether the step trains.
-      frozen: by their names, the frozen models as functions of their inputs, without gradient and
-        in evaluation mode; empty outside of training.
-      step: the number of steps taken, int32, for schedules of the task's own. In evaluation and
-        at initialization, where it is not known, it is `apply.AFTER_TRAINING`, so that schedules
-        have their last value. `loss` sees it if it is among the outputs.
+      frozen: frozen models by name, as functions of their inputs without gradient, in evaluation
+        mode; empty outside of training.
+      step: number of completed steps, int32, for schedules of the task. In evaluation and at
+        initialization, where it is unknown, it is `apply.AFTER_TRAINING`, so that schedules have
+        their final value. To use it in `loss`, add it to the outputs.
     """
 
     train: bool
@@ -61,9 +61,9 @@ class FrozenModel(NamedTuple):
     """A model that a task reads and never trains.
 
     Attributes:
-      module: the Linen module.
-      size: height and width of its images; None if they may have any.
-      value_range: of its images, unless they are normalized.
+      module: Linen module.
+      size: height and width of its images; None for any size.
+      value_range: range of its images, unless they are normalized.
       normalization: mean and standard deviation of its images in [0, 1].
     """
 
@@ -73,7 +73,7 @@ class FrozenModel(NamedTuple):
     normalization: Normalization | None = None
 
     def view(self, images: Float[Array, 'B H W C']) -> Float[Array, 'B h w C']:
-        """Images in [0, 1] as the model takes them: of its size, in its range or normalized."""
+        """Resize images in [0, 1] to the model's size, and scale or normalize them for it."""
         if self.size and images.shape[1:3] != self.size:
             shape = (len(images), *self.size, images.shape[-1])
             images = jax.image.resize(images, shape, 'bilinear')
@@ -84,25 +84,25 @@ class FrozenModel(NamedTuple):
         return low + (high - low) * images
 
     def call(self, variables: Any, *inputs: Any) -> Any:
-        """The outputs in evaluation mode, without gradient."""
+        """Compute the outputs in evaluation mode, without gradient."""
         return jax.lax.stop_gradient(self.module.apply(variables, *inputs))
 
 
 @dataclasses.dataclass(frozen=True)
 class Task(abc.ABC):
-    """Base class of all tasks; a subclass needs `loss`, and `inputs` if it reads no image.
+    """Base class of tasks; a subclass needs `loss`, and `inputs` if its input is not an image.
 
     Attributes:
       rngs: names of the model's random streams.
       couples_rows: whether the loss of a row depends on other rows, as in contrastive learning.
         Then `loss` gets the outputs of the whole global batch at once, from all microbatches and
-        devices. Each output has a row for every example, or is a scalar: floats are
-        averaged over microbatches and devices, of integers the largest is taken.
-      classifies: whether it needs at least two classes.
-      multiple_reason: for messages, why `multiple` is not 1.
-      inert: fields that change neither predictions nor metrics of a trained model, or are the place
-        of a file.
-      headline: the metrics of `evaluate` and `derive` that a line of text shows; empty for all.
+        devices. Each output has a row per example or is a scalar; over microbatches and devices,
+        scalar floats are averaged, and the largest integer is taken.
+      classifies: whether the task needs at least two classes.
+      multiple_reason: reason why `multiple` is not 1, for messages.
+      inert: fields that are paths of files, or do not change predictions or metrics of a trained
+        model.
+      headline: metrics of `evaluate` and `derive` shown in one line of text; empty for all.
     """
 
     rngs: ClassVar[tuple[str, ...]] = ()
@@ -118,45 +118,43 @@ class Task(abc.ABC):
             raise UserError(f'config.task.{name}={getattr(self, name)}: must be {span}')
 
     def for_data(self, num_classes: int, shares: np.ndarray | None) -> Task:
-        """The task with what it takes from the training data; itself by default.
+        """Return the task adapted to the training data; itself by default.
 
         Args:
-          num_classes: of the training data.
-          shares: of the training examples that are of each class; None if they are unknown.
+          num_classes: number of classes of the training data.
+          shares: share of the training examples in each class; None if unknown.
 
         Raises:
-          UserError: if the data do not have what the task needs.
+          UserError: if the data lack something the task needs.
         """
         del num_classes, shares
         return self
 
     @property
     def frozen(self) -> Mapping[str, str]:
-        """Checkpoints of the models that the task reads and never trains, by fields of the task."""
+        """Checkpoints of frozen models, by task field."""
         return {}
 
     @property
     def frozen_sizes(self) -> Mapping[str, tuple[int, int]]:
-        """Height and width of the images that models of `frozen` get; by default those of their
-        own.
-        """
+        """Height and width of the images for models of `frozen`; the checkpoint's by default."""
         return {}
 
     @property
     def frozen_models(self) -> Mapping[str, FrozenModel]:
-        """The models of `frozen`, if they were read."""
+        """The models of `frozen`, if they were loaded."""
         return getattr(self, '_frozen_models', {})
 
     def with_frozen(self, models: Mapping[str, FrozenModel]) -> Task:
-        """The task with the models of `frozen`."""
+        """Return the task with the models of `frozen`."""
         task = dataclasses.replace(self)
         object.__setattr__(task, '_frozen_models', models)
         return task
 
     def bind_frozen(self, variables: Mapping[str, Any] | None) -> dict[str, Callable[..., Any]]:
-        """The frozen models as functions of their inputs."""
-        held = variables or {}
-        return {k: functools.partial(m.call, held[k]) for k, m in self.frozen_models.items()}
+        """Return the frozen models as functions of their inputs."""
+        variables = variables or {}
+        return {k: functools.partial(m.call, variables[k]) for k, m in self.frozen_models.items()}
 
     @property
     def weighs_classes(self) -> bool:
@@ -165,12 +163,12 @@ class Task(abc.ABC):
 
     @property
     def multiple(self) -> int:
-        """A number that divides the rows of a device."""
+        """Required divisor of the rows per device."""
         return 1
 
     @property
     def normalization(self) -> Normalization | None:
-        """Mean and standard deviation by which `inputs` normalizes images; None for a range."""
+        """Mean and standard deviation that `inputs` normalizes images with; None for a range."""
         return None
 
     @property
@@ -180,17 +178,17 @@ class Task(abc.ABC):
 
     @property
     def decoding(self) -> Search:
-        """The search that decodes sequences, for models that generate them."""
+        """Search that decodes sequences, for generative models."""
         return Search()
 
     def inputs(self, batch: Batch) -> tuple[Any, ...]:
-        """The model's arguments, here the images alone."""
+        """Return the model's arguments; by default only the images."""
         return (batch['image'],)
 
     def attention_inputs(self, apply: Apply, batch: Batch) -> tuple[Any, ...]:
-        """The model's arguments when its attention is drawn; by default those of `inputs`.
+        """Return the model's arguments for pictures of attention; `inputs` by default.
 
-        A task that generates the sequence whose attention is of interest does so here.
+        A task whose attention belongs to a generated sequence generates it here.
         """
         del apply
         return self.inputs(batch)
@@ -205,12 +203,12 @@ class Task(abc.ABC):
         return jnp.ones(len(jax.tree.leaves(batch)[0]), jnp.float32)
 
     def augment(self, key: jax.Array, batch: Batch) -> Batch:
-        """Augment a training batch on the devices; identity by default."""
+        """Augment a training batch on the devices; the identity by default."""
         del key
         return batch
 
     def outputs(self, apply: Apply, batch: Batch) -> dict[str, Any]:
-        """The arrays that `loss` reads; `apply` may be called on several views, or averaged."""
+        """Compute the arrays that `loss` reads, by one or more calls of `apply`."""
         return apply(*self.inputs(batch))
 
     @abc.abstractmethod
@@ -218,8 +216,8 @@ class Task(abc.ABC):
         """Terms of the loss: sums over the real rows, and their counts.
 
         The loss is the sum of weight * sum / count over the terms, with sums and counts of the
-        whole global batch; a term of weight 0 is a metric. Counts that are functions of the batch
-        alone save a forward pass under accumulation and pmap.
+        whole global batch; a term with weight 0 is a metric. Counts that only depend on the batch
+        save a forward pass under accumulation and pmap.
         """
 
     def evaluate(self, apply: Apply, batch: Batch) -> Sums:
@@ -228,12 +226,12 @@ class Task(abc.ABC):
         return {name: (term.sum, term.count) for name, term in terms.items()}
 
     def derive(self, means: dict[str, float]) -> dict[str, float]:
-        """Further metrics, computed from the means of `evaluate` over all data."""
+        """Compute further metrics from the means of `evaluate` over all data."""
         del means
         return {}
 
     def predict(self, apply: Apply, batch: Batch) -> dict[str, jax.Array]:
-        """Predictions, {name: array with a row for every example}; none by default."""
+        """Return predictions, {name: array with a row per example}; none by default."""
         del apply, batch
         return {}
 
@@ -244,32 +242,34 @@ def check_rows_are_separable(
     """Check that `task` may leave `couples_rows` false.
 
     Args:
-      task: whose loss is computed.
-      outputs: of the model, with a row for every example, or scalars; random numbers will do.
-      batch: with at least two rows.
+      task: task to check.
+      outputs: model outputs, scalars or with a row per example; may be random numbers.
+      batch: batch with at least two rows.
       rtol: relative tolerance of sums and counts.
 
     Raises:
-      AssertionError: if a term's sum or count over all rows is not that of the first row plus that
-        of the others, as when the loss compares rows or takes a mean.
+      AssertionError: if a term's sum or count over all rows is not the sum over the first row and
+        over the other rows, for example because the loss compares rows or takes a mean.
     """
     rows = len(jax.tree.leaves(batch)[0])
-    whole = _numbers(task, outputs, batch, slice(0, rows))
-    parts = [_numbers(task, outputs, batch, part) for part in (slice(0, 1), slice(1, rows))]
-    for name, numbers in whole.items():
-        added = np.sum([part[name] for part in parts], axis=0)
+    totals = _sums_and_counts(task, outputs, batch, slice(0, rows))
+    parts = [_sums_and_counts(task, outputs, batch, part) for part in (slice(0, 1), slice(1, rows))]
+    for name, total in totals.items():
+        parts_sum = np.sum([part[name] for part in parts], axis=0)
         np.testing.assert_allclose(
-            added,
-            numbers,
+            parts_sum,
+            total,
             rtol=rtol,
             atol=1e-6,
             err_msg=f'{type(task).__module__}: the term {name!r} of the loss couples the rows of a '
-            'batch: set couples_rows = True, or make it a sum over rows',
+            'batch: set couples_rows = True, or turn it into a sum over rows',
         )
 
 
-def _numbers(task: Task, outputs: dict[str, Any], batch: Batch, rows: slice) -> dict[str, Any]:
-    """Sum and count of each term for some rows."""
-    taken = jax.tree.map(lambda x: x[rows] if np.ndim(x) else x, (outputs, batch))
-    terms = jax.jit(task.loss)(*taken)
+def _sums_and_counts(
+    task: Task, outputs: dict[str, Any], batch: Batch, rows: slice
+) -> dict[str, Any]:
+    """Compute the sum and count of each term over some rows."""
+    selected = jax.tree.map(lambda x: x[rows] if np.ndim(x) else x, (outputs, batch))
+    terms = jax.jit(task.loss)(*selected)
     return {name: np.array([term.sum, term.count], np.float64) for name, term in terms.items()}

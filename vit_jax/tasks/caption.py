@@ -1,7 +1,7 @@
-"""Captions of images: a model learns to predict them, and writes them.
+"""Image captioning.
 
 Tschannen et al., 2023, arXiv:2306.07915: in training, a share of the captions is predicted in
-parallel, all tokens from the image alone, and the others token by token.
+parallel, all tokens only from the image, and the others autoregressively.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from vit_jax.tasks.translate import shifted_right, token_loss, token_sums
 
 @dataclasses.dataclass(frozen=True)
 class Task(base.Task):
-    """Cross entropy of the tokens of a caption, padding left out.
+    """Predict captions; cross entropy of the tokens, without padding.
 
     Attributes:
       parallel: share of the captions that training predicts in parallel, drawn for each example and
         step: 0.75 for CapPa, 0 for Cap.
-      caption: the field of the data that holds the ids of the captions, with eos and then padding.
-      search: how captions are written, 'beam' or 'greedy'.
+      caption: batch field with the token ids of captions: eos at the end, then padding.
+      search: decoding method, 'beam' or 'greedy'.
       beams, alpha: see `vit_jax.ops.search.Search`.
       value_range: range to which bytes 0..255 are scaled for the model.
       mean, std: normalization of each channel of images in [0, 1]; empty for `value_range`.
-      prompts: ids of the texts that predictions choose from, instead of writing captions.
+      prompts: token ids of texts to score in `predict`, instead of generating captions.
     """
 
     parallel: float = 0.75
@@ -67,11 +67,11 @@ class Task(base.Task):
 
     @property
     def decoding(self) -> Search:
-        """The search by which `predict` writes captions."""
+        """The search that `predict` generates captions with."""
         return Search(self.search, self.beams, self.alpha)
 
     def augment(self, key: jax.Array, batch: Batch) -> Batch:
-        """The batch, and which of its captions are predicted in `parallel` [B]."""
+        """Add `parallel` [B]: which captions are predicted in parallel."""
         if not self.parallel:
             return batch
         keys = example_keys(key, len(batch['image']))
@@ -79,7 +79,7 @@ class Task(base.Task):
         return batch | {'parallel': drawn}
 
     def inputs(self, batch: Batch) -> tuple[Array, ...]:
-        """Scaled images; their captions shifted right, and `parallel`, if the batch has these."""
+        """Return scaled images, and captions shifted right and `parallel` if the batch has them."""
         images = sequences.to_range(batch['image'], self.value_range, self.normalization)
         if self.caption not in batch:
             return (images,)
@@ -87,61 +87,62 @@ class Task(base.Task):
         return images, shifted_right(batch[self.caption]), *drawn
 
     def attention_inputs(self, apply: Apply, batch: Batch) -> tuple[Array, ...]:
-        """The images, and their captions or, without any, those that greedy search writes."""
+        """Return images and their captions; without captions, generate them greedily."""
         if self.caption in batch:
             return self.inputs(batch)
         (images,) = self.inputs(batch)
-        found = _write(apply, apply(images, method='encode'), Search('greedy'), self.mask(batch))
-        return images, shifted_right(found.tokens[:, 0])
+        captions = _generate_captions(
+            apply, apply(images, method='encode'), Search('greedy'), self.mask(batch)
+        )
+        return images, shifted_right(captions.tokens[:, 0])
 
     def loss(self, outputs: dict[str, Array], batch: Batch) -> dict[str, Term]:
-        """The mean over captions of a caption's mean loss a token, in nats.
+        """Mean over captions of the mean loss per token, in nats.
 
-        Also, as metrics, that of the captions predicted in parallel and of the others.
+        Metrics: the same for captions predicted in parallel and for causal ones.
 
         Raises:
-          UserError: if the batch has no ids of captions.
+          UserError: if the batch has no token ids of captions.
         """
         ids, mask = self._ids(batch), self.mask(batch)
         losses = caption_losses(outputs['logits'], ids) * mask
         terms = {'loss': Term(losses.sum(), mask.sum())}
         if 'parallel' in batch:
-            for name, chosen in (('parallel', batch['parallel']), ('causal', ~batch['parallel'])):
-                total, count = jnp.sum(losses * chosen), jnp.sum(mask * chosen)
+            for name, selected in (('parallel', batch['parallel']), ('causal', ~batch['parallel'])):
+                total, count = jnp.sum(losses * selected), jnp.sum(mask * selected)
                 terms[f'{name}_loss'] = Term(total, count, weight=0.0)
         return terms
 
     def evaluate(self, apply: Apply, batch: Batch) -> Sums:
-        """The `loss` of causal prediction, and how much of the captions is predicted correctly.
+        """Compute the `loss` of causal prediction, and accuracies with teacher forcing.
 
-        `token_accuracy` is that of tokens, each given the true ones before. `caption_accuracy` is
-        the share of captions all of whose tokens are correct; exactly these are what greedy search
-        writes.
+        `token_accuracy` is the share of correct tokens. `caption_accuracy` is the share of captions
+        whose tokens are all correct; exactly these are reproduced by greedy search.
         """
         logits, ids = self.outputs(apply, batch)['logits'], self._ids(batch)
         mask, count = self.mask(batch), (ids != PAD).sum()
-        right = jnp.where(ids == PAD, 1.0, hits(logits, ids)).min(-1)
+        is_correct = jnp.where(ids == PAD, 1.0, hits(logits, ids)).min(-1)
         return {
             'loss': (jnp.sum(caption_losses(logits, ids) * mask), mask.sum()),
             'token_accuracy': (token_sums(logits, ids)['token_accuracy'], count),
-            'caption_accuracy': (jnp.sum(right * mask), mask.sum()),
+            'caption_accuracy': (jnp.sum(is_correct * mask), mask.sum()),
         }
 
     def predict(self, apply: Apply, batch: Batch) -> dict[str, Array]:
-        """Captions, or the likelihood of `prompts`.
+        """Generate captions, or score `prompts`.
 
         Returns:
-          features: the mean of the image's tokens [B D].
-          tokens: the best caption [B T], padded with 0, if there are no `prompts`.
-          score: its log-likelihood over the length penalty [B].
-          likelihood: the log-likelihood of each of `prompts` [B P].
+          features: mean of the image's tokens [B D].
+          tokens: best caption [B T], padded with 0, if there are no `prompts`.
+          score: log-likelihood of the caption, divided by the length penalty [B].
+          likelihood: log-likelihood of each prompt [B P].
         """
         memory = apply(self.inputs(batch)[0], method='encode')
-        made = {'features': memory.tokens.mean(1).astype(jnp.float32)}
+        predictions = {'features': memory.tokens.mean(1).astype(jnp.float32)}
         if self.prompts:
-            return made | {'likelihood': self._likelihood(apply, memory)}
-        found = _write(apply, memory, self.decoding, self.mask(batch))
-        return made | {'tokens': found.tokens[:, 0], 'score': found.scores[:, 0]}
+            return predictions | {'likelihood': self._likelihood(apply, memory)}
+        captions = _generate_captions(apply, memory, self.decoding, self.mask(batch))
+        return predictions | {'tokens': captions.tokens[:, 0], 'score': captions.scores[:, 0]}
 
     def _ids(self, batch: Batch) -> Int[Array, 'B T']:
         if self.caption not in batch:
@@ -152,7 +153,7 @@ class Task(base.Task):
         return batch[self.caption]
 
     def _likelihood(self, apply: Apply, memory: Any) -> Float[Array, 'B P']:
-        """The log-likelihood of each prompt for each image, prompt by prompt to save memory."""
+        """Compute the log-likelihood of each prompt for each image, one by one to save memory."""
         rows = len(memory.tokens)
 
         def score(prompt: Int[Array, ' T']) -> Float[Array, ' B']:
@@ -164,13 +165,15 @@ class Task(base.Task):
 
 
 def caption_losses(logits: Float[Array, 'B T V'], ids: Int[Array, 'B T']) -> Float[Array, ' B']:
-    """The mean over the tokens of each caption of -log p, in nats; 0 for padding alone."""
+    """Mean over each caption's tokens of -log p, in nats; 0 for captions with only padding."""
     real = ids != PAD
     return jnp.sum(token_loss(logits, ids) * real, axis=1) / jnp.maximum(real.sum(axis=1), 1)
 
 
-def _write(apply: Apply, memory: Any, search: Search, mask: Float[Array, ' B']) -> Decoded:
-    """The captions of encoded images; none for padding."""
-    room = apply(method='max_tokens')
-    limits = jnp.where(mask > 0, room, 0)
-    return generate(apply, memory, search, room, limits)
+def _generate_captions(
+    apply: Apply, memory: Any, search: Search, mask: Float[Array, ' B']
+) -> Decoded:
+    """Generate captions of encoded images; empty ones for padding."""
+    max_tokens = apply(method='max_tokens')
+    limits = jnp.where(mask > 0, max_tokens, 0)
+    return generate(apply, memory, search, max_tokens, limits)

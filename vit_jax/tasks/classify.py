@@ -1,4 +1,4 @@
-"""Image classification: softmax or sigmoid cross entropy, mixup and cutmix on the device."""
+"""Image classification: softmax or sigmoid cross entropy, mixup and CutMix on the device."""
 
 from __future__ import annotations
 
@@ -20,26 +20,25 @@ from vit_jax.tasks import base
 from vit_jax.tasks.base import Apply, Batch, Sums
 
 BALANCED = 'balanced'
-Label = Num[Array, 'B *C']  # of one class, or a mark for each
+Label = Num[Array, 'B *C']  # class index, or multi-hot
 
 
 @dataclasses.dataclass(frozen=True)
 class Task(base.Task):
-    """One label an image; with the sigmoid any number of them.
+    """Predict one label per image; with the sigmoid loss any number of them.
 
-    The label of such images is a mark for each class. Their accuracy is the share of images whose
-    most probable class is one of theirs.
+    Multiple labels are multi-hot vectors. Their accuracy is the share of images whose most probable
+    class is one of the labels.
 
     Attributes:
       loss_name: `softmax` or `sigmoid` cross entropy (the latter one-vs-rest, as in
         Beyer et al. 2020, "Are we done with ImageNet?").
       label_smoothing: share of the target spread evenly over all classes.
-      mixup: alpha of the Beta distribution, 0 for none (Zhang et al. 2018).
-      cutmix: the same for CutMix (Yun et al. 2019); with both on, each batch gets one at random.
-      class_weights: factor of an image's loss in training, by its class: a number for each class in
-        their order, or 'balanced' for 1 / (K s), where s is the class's share of the training
-        images and K the number of classes that have any. The loss is divided by the number of
-        images, and evaluation has no weights.
+      mixup: alpha of mixup's Beta distribution, 0 for none (Zhang et al. 2018).
+      cutmix: alpha of CutMix (Yun et al. 2019); if both are on, each batch gets one at random.
+      class_weights: loss weight of each class in training: a number per class, or 'balanced' for
+        1 / (K s), where s is the class's share of the training images and K the number of classes
+        with images. The loss is divided by the number of images; evaluation is unweighted.
       value_range: range to which bytes 0..255 are scaled for the model.
       mean, std: normalization of each channel of images in [0, 1]; empty for `value_range`.
     """
@@ -72,10 +71,10 @@ class Task(base.Task):
             self.require('class_weights', valid, 'numbers of at least 0, one of them positive')
 
     def for_data(self, num_classes: int, shares: np.ndarray | None) -> Task:
-        """The task with the weights of the classes as numbers.
+        """Return the task with numbers as class weights.
 
         Raises:
-          UserError: if the data do not count their classes, or have another number of them.
+          UserError: if the data have no class counts, or a different number of classes.
         """
         weights = self.class_weights
         if weights is None:
@@ -83,13 +82,13 @@ class Task(base.Task):
         if isinstance(weights, str):
             if shares is None:
                 raise UserError(
-                    "config.task.class_weights='balanced': the data do not count their classes; "
-                    'give a number for each class'
+                    "config.task.class_weights='balanced': the data have no class counts; set one "
+                    'number per class'
                 )
-            weights = balanced(shares)
+            weights = balanced_weights(shares)
         if len(weights) != num_classes:
             raise UserError(
-                f'config.task.class_weights has {len(weights)} numbers, and the data '
+                f'config.task.class_weights has {len(weights)} numbers, but the data have '
                 f'{num_classes} classes'
             )
         return dataclasses.replace(self, class_weights=weights)
@@ -104,25 +103,25 @@ class Task(base.Task):
 
     @property
     def multiple(self) -> int:
-        """A number that divides the rows of a device: 2 where `augment` mixes pairs."""
+        """Required divisor of the rows per device: 2 if `augment` mixes pairs."""
         return 2 if self.mixup > 0 or self.cutmix > 0 else 1
 
     def inputs(self, batch: Batch) -> tuple[Float[Array, 'B H W C'] | Sequences]:
-        """Scaled images, or sequences of their patches."""
+        """Return scaled images, or sequences of their patches."""
         return (sequences.from_batch(batch, self.value_range, self.normalization),)
 
     def augment(self, key: jax.Array, batch: Batch) -> Batch:
-        """Mix every example with its neighbor; the label becomes two weighted ones.
+        """Mix each example with its neighbor; add the neighbor's label and the weight.
 
         Raises:
-          UserError: if images of several sizes are to be mixed.
+          UserError: if the images to mix differ in size.
         """
         if self.multiple == 1:
             return batch
         if 'patches' in batch:
             raise UserError(
-                'mixup and cutmix need images of one size, but these are patches of several: set '
-                'config.task.mixup and config.task.cutmix to 0'
+                'mixup and cutmix need images of the same size, but these are patches of several '
+                'sizes: set config.task.mixup and config.task.cutmix to 0'
             )
         coin, lam_key, box_key = jax.random.split(key, 3)
         image = sequences.to_range(batch['image'], self.value_range, self.normalization)
@@ -131,11 +130,11 @@ class Task(base.Task):
             for mix, alpha in ((mixup, self.mixup), (cutmix, self.cutmix))
             if alpha > 0
         ]
-        heads = jax.random.bernoulli(coin) if len(mixes) == 2 else True
-        image, weight = jax.tree.map(lambda a, b: jnp.where(heads, a, b), mixes[0], mixes[-1])
-        other = sequences.neighbor(batch['label'])
-        weight = jnp.full(other.shape[:1], weight)
-        return {**batch, 'image': image, 'label_other': other, 'label_weight': weight}
+        use_first = jax.random.bernoulli(coin) if len(mixes) == 2 else True
+        image, weight = jax.tree.map(lambda a, b: jnp.where(use_first, a, b), mixes[0], mixes[-1])
+        neighbor_label = sequences.neighbor(batch['label'])
+        weight = jnp.full(neighbor_label.shape[:1], weight)
+        return {**batch, 'image': image, 'label_other': neighbor_label, 'label_weight': weight}
 
     def loss(self, outputs: dict, batch: Batch) -> dict[str, Term]:
         """Means over the examples: `loss`, and the metric `accuracy`."""
@@ -153,12 +152,11 @@ class Task(base.Task):
 
     def _weighted_losses(self, logits: Float[Array, 'B C'], label: Label) -> Float[Array, ' B']:
         losses = self._losses(logits, label)
-        if not isinstance(self.class_weights, tuple):  # a name stands for numbers of data
+        if not isinstance(self.class_weights, tuple):  # 'balanced' before `for_data`
             return losses
         if label.ndim > 1:
             raise UserError(
-                'config.task.class_weights: a weight is that of the one class of an image, and '
-                'these have several'
+                'config.task.class_weights needs one class per image, but these images have several'
             )
         return losses * jnp.asarray(self.class_weights, jnp.float32)[label]
 
@@ -172,13 +170,13 @@ class Task(base.Task):
             return jax.nn.one_hot(label, num_classes)
         if self.loss_name == 'softmax':
             raise UserError(
-                'the images have several classes each or none, and a softmax loss takes one: set '
+                'a softmax loss needs one class per image, but these have several or none: set '
                 "config.task.loss_name='sigmoid'"
             )
         if label.shape[-1] > num_classes:
-            raise UserError(f'the data have {label.shape[-1]} classes, the model {num_classes}')
-        more = num_classes - label.shape[-1]  # outputs that are not classes of the data
-        return jnp.pad(label.astype(jnp.float32), ((0, 0), (0, more)))
+            raise UserError(f'the data have {label.shape[-1]} classes, but the model {num_classes}')
+        num_padding = num_classes - label.shape[-1]  # outputs without a class in the data
+        return jnp.pad(label.astype(jnp.float32), ((0, 0), (0, num_padding)))
 
     def evaluate(self, apply: Apply, batch: Batch) -> Sums:
         """Sums and counts over the real examples; padding has mask 0."""
@@ -189,7 +187,7 @@ class Task(base.Task):
         return {k: (jnp.sum(v * mask), jnp.sum(mask)) for k, v in per_example.items()}
 
     def predict(self, apply: Apply, batch: Batch) -> dict[str, jax.Array]:
-        """Class probabilities `probs` [B, C], and `features` [B, D], the head's input."""
+        """Return class probabilities `probs` [B, C], and `features` [B, D], the head's input."""
         outputs, predictions = self.outputs(apply, batch), {}
         if 'logits' in outputs:
             predictions['probs'] = PROBABILITIES[self.loss_name](outputs['logits'])
@@ -198,26 +196,25 @@ class Task(base.Task):
         return predictions
 
 
-def balanced(shares: np.ndarray) -> tuple[float, ...]:
-    """Weights by which all classes count alike, 1 on average over the examples.
+def balanced_weights(shares: np.ndarray) -> tuple[float, ...]:
+    """Compute weights that balance the classes, 1 on average over the examples.
 
     Args:
-      shares: of the examples that are of each class, or their counts; a class without any has the
-        weight 1.
+      shares: share or number of examples of each class; a class without examples has weight 1.
     """
-    there = shares > 0
+    is_present = shares > 0
     weights = np.ones(len(shares))
-    weights[there] = shares.sum() / (there.sum() * shares[there])
+    weights[is_present] = shares.sum() / (is_present.sum() * shares[is_present])
     return tuple(weights.tolist())
 
 
 def _hits(logits: Float[Array, 'B C'], label: Label) -> Float[Array, ' B']:
-    """1 where the highest logit is that of the label, or of one of several."""
+    """1 where the highest logit belongs to the label, or to one of several labels."""
     if label.ndim == 1:
         return hits(logits, label)
     highest = logits.argmax(-1)
-    marked = jnp.take_along_axis(label, highest[:, None], -1, mode='fill', fill_value=0)[:, 0]
-    return hits(logits, jnp.where(marked == 1, highest, -1))
+    is_label = jnp.take_along_axis(label, highest[:, None], -1, mode='fill', fill_value=0)[:, 0]
+    return hits(logits, jnp.where(is_label == 1, highest, -1))
 
 
 def softmax_loss(logits: Float[Array, 'B C'], target: Float[Array, 'B C']) -> Float[Array, ' B']:
@@ -226,7 +223,7 @@ def softmax_loss(logits: Float[Array, 'B C'], target: Float[Array, 'B C']) -> Fl
 
 
 def sigmoid_loss(logits: Float[Array, 'B C'], target: Float[Array, 'B C']) -> Float[Array, ' B']:
-    """Binary cross entropy of every class against the rest, summed over classes, in nats."""
+    """Binary cross entropy of each class against the rest, summed over classes, in nats."""
     return optax.sigmoid_binary_cross_entropy(logits, target).sum(-1)
 
 
@@ -237,7 +234,7 @@ PROBABILITIES = {'softmax': jax.nn.softmax, 'sigmoid': jax.nn.sigmoid}
 def mixup(
     lam_key: jax.Array, _: jax.Array, image: Float[Array, 'B H W C'], alpha: float
 ) -> tuple[Float[Array, 'B H W C'], jax.Array]:
-    """Mix with one lambda ~ Beta(alpha, alpha) a batch, at least a half, so that `label` leads."""
+    """Mix with one lambda ~ Beta(alpha, alpha) per batch, at least 1/2: `label` dominates."""
     lam = jax.random.beta(lam_key, alpha, alpha)
     lam = jnp.maximum(lam, 1 - lam)
     return sequences.pair_mix(image, lam), lam
@@ -246,7 +243,7 @@ def mixup(
 def cutmix(
     lam_key: jax.Array, box_key: jax.Array, image: Float[Array, 'B H W C'], alpha: float
 ) -> tuple[Float[Array, 'B H W C'], jax.Array]:
-    """Paste one box of the neighbor; lambda is the share of the image that is left."""
+    """Paste a box of the neighbor into each image; lambda is the share that remains."""
     lam = jax.random.beta(lam_key, alpha, alpha)
     inside = random_box(box_key, (image.shape[1], image.shape[2]), jnp.sqrt(1 - lam))
     mixed = jnp.where(inside[..., None], sequences.neighbor(image), image)
@@ -254,7 +251,7 @@ def cutmix(
 
 
 def random_box(key: jax.Array, size: tuple[int, int], side: Float[Array, '']) -> Bool[Array, 'H W']:
-    """A box of `side` times height and width around a random center, clipped to the image."""
+    """Draw a box of `side` times height and width around a random center, clipped to the image."""
 
     def span(n: int, center: jax.Array) -> jax.Array:
         middle, half = center * n, side * n / 2

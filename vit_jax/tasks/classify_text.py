@@ -1,4 +1,4 @@
-"""Classification of texts, with the losses of images' classification."""
+"""Text classification with the losses of image classification."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from vit_jax.tasks.base import Batch
 
 @dataclasses.dataclass(frozen=True)
 class Task(classify.Task):
-    """One label a text.
+    """Predict one label per text.
 
     Attributes:
-      text: the field of the data that holds the ids of the texts.
-      loss_name, label_smoothing: see the task `classify`, whose mixtures are of images alone.
+      text: Batch field with the token ids.
+      loss_name, label_smoothing: See the task `classify`. Mixup and cutmix must be 0.
     """
 
     text: str = 'caption'
@@ -29,15 +29,15 @@ class Task(classify.Task):
         self.require('cutmix', self.cutmix == 0, '0 for texts')
 
     def inputs(self, batch: Batch) -> tuple[Int[Array, 'B N']]:
-        """The ids of the texts.
+        """Return the token ids.
 
         Raises:
-          UserError: if the batch has none.
+          UserError: if the batch has no token ids.
         """
         if self.text not in batch:
-            found = ', '.join(sorted(batch))
+            fields = ', '.join(sorted(batch))
             raise UserError(
-                f'task classify_text needs texts, but the examples have {found}: add '
+                f'task classify_text needs texts, but the examples have {fields}: add '
                 f"tokenize('{self.text}', 64) to the transforms"
             )
         return (batch[self.text],)

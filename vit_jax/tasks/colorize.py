@@ -1,4 +1,4 @@
-"""Colorization: the likely colors of a gray image, which is computed from the color image.
+"""Colorization: predict the colors of a gray image.
 
 Zhang et al., 2016, arXiv:1603.08511, section 2.
 """
@@ -25,17 +25,17 @@ from vit_jax.tasks.base import Apply, Batch, Sums
 
 @dataclasses.dataclass(frozen=True)
 class Task(base.Task):
-    """Cross entropy over bins of (a, b) with soft labels and larger weights for rare colors.
+    """Classify color bins; cross entropy with soft labels and larger weights for rare colors.
 
-    Images are bytes or floats with three channels, or with one where there is no ground truth.
+    Images are bytes or floats with three channels, or one without ground truth.
 
     Attributes:
-      prior: file of the frequencies of colors, written by the command `colors`; '' gives all
+      prior: file of color counts, written by the command `colors`; '' gives all
         colors the same weight. Only training and evaluation read it.
-      rebalance: lambda of the weights, see `colors.class_weights`.
-      temperature: of the mean color of a distribution; 0.38 in the paper.
-      value_range: range to which bytes 0..255 are scaled for the model; float images are in it
-        already.
+      rebalance: lambda of the color weights, see `colors.class_weights`.
+      temperature: temperature of the annealed mean; 0.38 in the paper.
+      value_range: range to which bytes 0..255 are scaled for the model; float images must already
+        be in it.
     """
 
     prior: str = ''
@@ -50,13 +50,13 @@ class Task(base.Task):
         self.require('temperature', self.temperature > 0, 'positive')
 
     def inputs(self, batch: Batch) -> tuple[Float[Array, 'B H W 1']]:
-        """The gray images, rounded as in an eight-bit file."""
+        """Return gray images, rounded as in an eight-bit file."""
         low, high = self.value_range
         return (self._gray(batch) * (high - low) + low,)
 
     def loss(self, outputs: dict, batch: Batch) -> dict[str, Term]:
         """Means over the cells of the output: the weighted cross entropy (equation 2), and the
-        metric `accuracy`, the share of cells whose likeliest bin is that of the true color.
+        metric `accuracy`, the share of cells whose most likely bin is correct.
         """
         losses, correct = self._compare(outputs, batch)
         mask = self.mask(batch)
@@ -71,11 +71,11 @@ class Task(base.Task):
         baseline; `colorfulness` (Hasler and Suesstrunk, 2003) and `true_colorfulness`.
         """
         outputs, truth = self.outputs(apply, batch), self._rgb(batch)
-        made, gray = self._colorize(outputs, batch), self._gray(batch)
+        predicted, gray = self._colorize(outputs, batch), self._gray(batch)
         images = {
-            'psnr': colors.psnr(made, truth),
+            'psnr': colors.psnr(predicted, truth),
             'psnr_of_grey': colors.psnr(jnp.broadcast_to(gray, truth.shape), truth),
-            'colorfulness': colors.colorfulness(made),
+            'colorfulness': colors.colorfulness(predicted),
             'true_colorfulness': colors.colorfulness(truth),
         }
         terms, mask = self.loss(outputs, batch), self.mask(batch)
@@ -85,30 +85,30 @@ class Task(base.Task):
         }
 
     def predict(self, apply: Apply, batch: Batch) -> dict[str, jax.Array]:
-        """The colors.
+        """Predict colors.
 
         Returns:
-          ab: [B h w 2] of the cells of the output.
-          image: [B H W 3], bytes: the colors on the luminance of the input.
+          ab: [B h w 2], color of each cell of the output.
+          image: bytes [B H W 3], predicted colors with the luminance of the input.
         """
         outputs = self.outputs(apply, batch)
         image = colors.to_bytes(self._colorize(outputs, batch))
         return {'ab': self._ab(outputs), 'image': image}
 
     def _rgb(self, batch: Batch) -> Float[Array, 'B H W C']:
-        """The color images, 0 to 1."""
+        """Return color images, 0 to 1."""
         low, high = self.value_range
         return (sequences.to_range(batch['image'], self.value_range) - low) / (high - low)
 
     def _gray(self, batch: Batch) -> Float[Array, 'B H W 1']:
-        """Gray images, 0 to 1 in steps of bytes, so that a gray file stays the same."""
+        """Return gray images, 0 to 1 in steps of 1/255, so that a gray file stays the same."""
         rgb = self._rgb(batch)
         return jnp.round(255 * colors.to_gray(jnp.broadcast_to(rgb, (*rgb.shape[:3], 3)))) / 255
 
     def _compare(
         self, outputs: dict, batch: Batch
     ) -> tuple[Float[Array, 'B h w'], Float[Array, 'B h w']]:
-        """The weighted cross entropy of each cell, and 1 where its likeliest bin is right."""
+        """Compute the weighted cross entropy per cell, and 1 where its likeliest bin is correct."""
         logits = outputs['logits']
         bins, shares = colors.soft_encode(self._truth(batch, logits.shape[1:3]))
         log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits), bins, axis=-1)
@@ -117,7 +117,7 @@ class Task(base.Task):
         return losses, hits(logits, nearest)
 
     def _truth(self, batch: Batch, grid: tuple[int, int]) -> Float[Array, 'B h w 2']:
-        """The true colors, the mean of the pixels of each cell.
+        """Average the true colors over each cell.
 
         Raises:
           UserError: if the images have no colors.
@@ -125,7 +125,7 @@ class Task(base.Task):
         rgb = self._rgb(batch)
         if rgb.shape[-1] != 3:
             raise UserError(
-                f'task colorize learns from images with three colors, these have {rgb.shape[-1]}'
+                f'task colorize learns from images with 3 channels, not {rgb.shape[-1]}'
             )
         batch_size, (rows, columns) = len(rgb), grid
         ab = colors.rgb_to_lab(rgb)[..., 1:]
@@ -133,14 +133,14 @@ class Task(base.Task):
         return cells.mean(axis=(2, 4))
 
     def _weights(self) -> np.ndarray:
-        """The weight of every bin, [Q]."""
+        """Return the weight of each bin, [Q]."""
         if not self.prior:
             return np.ones(colors.NUM_BINS, np.float32)
         counts = read_color_counts(self.prior)
         if len(counts) != colors.NUM_BINS:
             raise UserError(
-                f'config.task.prior: {self.prior!r} counts {len(counts)} colors, and there are '
-                f'{colors.NUM_BINS}; make it again by `python -m vit_jax colors SOURCE`'
+                f'config.task.prior: {self.prior!r} counts {len(counts)} colors instead of '
+                f'{colors.NUM_BINS}; write it again with `python -m vit_jax colors SOURCE`'
             )
         return colors.class_weights(counts, self.rebalance)
 
@@ -148,7 +148,7 @@ class Task(base.Task):
         return colors.annealed_mean(outputs['logits'], self.temperature)
 
     def _colorize(self, outputs: dict, batch: Batch) -> Float[Array, 'B H W 3']:
-        """The enlarged colors on the luminance of the input, 0 to 1."""
+        """Combine the enlarged colors with the luminance of the input, 0 to 1."""
         ab, gray = self._ab(outputs), self._gray(batch)
         return colors.colorize(gray, jax.image.resize(ab, (*gray.shape[:3], 2), 'bilinear'))
 
@@ -156,26 +156,26 @@ class Task(base.Task):
 def write_color_counts(
     path: str | os.PathLike[str], counts: Int64[np.ndarray, 'Q'], source: str
 ) -> None:
-    """Write the counts of the bins of `ops.colors`, and their source, as JSON."""
+    """Write the counts of the color bins of `ops.colors`, and their source, as JSON."""
     paths.write_text_atomic(path, json.dumps({'source': source, 'counts': counts.tolist()}) + '\n')
 
 
 def read_color_counts(path: str | os.PathLike[str]) -> Int64[np.ndarray, 'Q']:
-    """The counts.
+    """Read color counts.
 
     Raises:
-      UserError: if there is no such file, or it is of another kind.
+      UserError: if there is no such file, or it does not hold valid counts.
     """
     text = paths.read_text(paths.path(path), errors='replace')
     if text is None:
         raise UserError(
-            f'config.task.prior: there is no {os.fspath(path)!r}; make it of the training data by '
-            '`python -m vit_jax colors SOURCE --out FILE`'
+            f'config.task.prior: there is no {os.fspath(path)!r}; compute it from the training '
+            'data with `python -m vit_jax colors SOURCE --out FILE`'
         )
     try:
         counts = np.array(paths.parse_json(text)['counts'])
     except (ValueError, KeyError, TypeError, OverflowError) as error:
-        raise UserError(f'config.task.prior: {os.fspath(path)!r} holds no counts') from error
+        raise UserError(f'config.task.prior: {os.fspath(path)!r} has no counts') from error
     if counts.ndim != 1 or counts.dtype != np.int64 or counts.min() < 0 or not counts.sum():
-        raise UserError(f'config.task.prior: {os.fspath(path)!r} holds invalid counts')
+        raise UserError(f'config.task.prior: {os.fspath(path)!r} has invalid counts')
     return counts

@@ -1,4 +1,4 @@
-"""Coarse colors of gray images, drawn pixel by pixel; trained on color images.
+"""Autoregressive sampling of coarse colors for gray images.
 
 Kumar et al., 2021, arXiv:2102.04432, section 4.1.
 """
@@ -26,15 +26,15 @@ NO_END = -1  # no color ends an image
 
 @dataclasses.dataclass(frozen=True)
 class Task(base.Task):
-    """Cross entropy of the coarse color of a pixel, in bits; 9 bits for uniform predictions.
+    """Predict coarse colors; cross entropy in bits per pixel, 9 for uniform predictions.
 
-    A coarse color is one of 512. Images are bytes with three channels, or with one where there is
-    no ground truth.
+    There are 512 coarse colors. Images are bytes with three channels, or one without ground truth.
 
     Attributes:
-      parallel_weight: of the head that sees the gray image alone; the decoder has the rest.
-      samples: number of samples that `predict` draws of each image.
-      temperature, top_k: of `ops.search.sample`.
+      parallel_weight: weight of the head that sees only the gray image; the decoder has weight
+        1 - parallel_weight.
+      samples: number of samples that `predict` draws per image.
+      temperature, top_k: sampling parameters, see `ops.search.sample`.
     """
 
     parallel_weight: float = 0.01
@@ -49,8 +49,8 @@ class Task(base.Task):
         search.require(self.samples >= 1, 'samples', 'at least 1', self.samples)
 
     def inputs(self, batch: Batch) -> tuple[UInt8[Array, 'B H W'], Int[Array, 'B H W']]:
-        """The gray images, and the bins of their colors."""
-        image = colored(batch['image'])
+        """Return gray images and the bins of their colors."""
+        image = to_rgb(batch['image'])
         return colors.to_luma(image), colors.to_coarse_bins(image)
 
     def loss(self, outputs: dict, batch: Batch) -> dict[str, Term]:
@@ -62,7 +62,7 @@ class Task(base.Task):
         }
 
     def evaluate(self, apply: Apply, batch: Batch) -> Sums:
-        """Sums and counts over the pixels of the real examples; `loss` is that of the decoder."""
+        """Sums and counts over the pixels of real examples; `loss` is the decoder's."""
         decoder, parallel, pixels = self._bits(self.outputs(apply, batch), batch)
         return {'loss': (decoder, pixels), 'parallel_bits_per_dim': (parallel, pixels)}
 
@@ -70,13 +70,13 @@ class Task(base.Task):
         """Draw samples.
 
         Returns:
-          samples: [B S H W 3], bytes: the colors in the middle of their bins.
-          bits_per_dim: [B S], minus log2 of a sample's probability, over the number of its pixels.
+          samples: bytes [B S H W 3], the center color of each bin.
+          bits_per_dim: [B S], -log2 of a sample's probability, divided by its number of pixels.
         """
         gray, _ = self.inputs(batch)
         keys = apply(len(gray), method='sample_keys')
         keys = jax.vmap(functools.partial(jax.random.split, num=self.samples))(keys).reshape(-1)
-        found = search.sample(
+        sampled = search.sample(
             functools.partial(apply, method='decode_step'),
             apply(gray.repeat(self.samples, axis=0), method='start'),
             keys,
@@ -86,12 +86,12 @@ class Task(base.Task):
             bos=0,
             eos=NO_END,
         )
-        bins = found.tokens.reshape(len(gray), self.samples, *gray.shape[1:])
-        bits = -found.scores.reshape(len(gray), self.samples) / (bins[0, 0].size * math.log(2))
+        bins = sampled.tokens.reshape(len(gray), self.samples, *gray.shape[1:])
+        bits = -sampled.scores.reshape(len(gray), self.samples) / (bins[0, 0].size * math.log(2))
         return {'samples': colors.from_coarse_bins(bins), 'bits_per_dim': bits}
 
     def _bits(self, outputs: dict, batch: Batch) -> tuple[Array, Array, Array]:
-        """Sums of bits for the decoder and the parallel head, and the number of pixels."""
+        """Return total bits of the decoder and of the parallel head, and the number of pixels."""
         bins, mask = self.inputs(batch)[1], self.mask(batch)
         decoder, parallel = (
             (bits(outputs[name], bins) * mask[:, None, None]).sum()
@@ -106,15 +106,15 @@ def bits(logits: Float[Array, '*B V'], label: Int[Array, '*B']) -> Float[Array, 
     return losses / math.log(2)
 
 
-def colored(image: Num[Array, 'B H W C']) -> UInt8[Array, 'B H W 3']:
-    """Images with three channels.
+def to_rgb(image: Num[Array, 'B H W C']) -> UInt8[Array, 'B H W 3']:
+    """Return images with three channels.
 
     Raises:
-      UserError: if they are not bytes with one or three channels.
+      UserError: if the images are not bytes with one or three channels.
     """
     if image.dtype != jnp.uint8 or image.shape[-1] not in (1, 3):
         raise UserError(
-            f'images must be bytes of 1 or 3 channels to take their colors, not {image.dtype} of '
-            f'{image.shape[-1]}: leave out transforms that change values or channels'
+            f'images must be bytes with 1 or 3 channels, not {image.dtype} with {image.shape[-1]}: '
+            'leave out transforms that change values or channels'
         )
     return jnp.broadcast_to(image, (*image.shape[:3], 3))

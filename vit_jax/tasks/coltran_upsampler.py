@@ -1,4 +1,4 @@
-"""Upsampling of a coarse color image, in color or in space, given the fine gray image.
+"""Upsample a coarse color image, in color or in space, given the full gray image.
 
 Kumar et al., 2021, arXiv:2102.04432, section 4.2.
 """
@@ -17,17 +17,17 @@ from vit_jax.ops import colors
 from vit_jax.ops.terms import Term
 from vit_jax.tasks import base
 from vit_jax.tasks.base import Apply, Batch, Sums
-from vit_jax.tasks.coltran import bits, colored
+from vit_jax.tasks.coltran import bits, to_rgb
 
 
 @dataclasses.dataclass(frozen=True)
 class Task(base.Task):
-    """Cross entropy of the bytes of three channels, in bits; 8 bits for uniform predictions.
+    """Predict the bytes of three channels; cross entropy in bits, 8 for uniform predictions.
 
-    Images are bytes of three colors. In training each shows one channel, drawn at random.
+    Images are RGB bytes. In training, each shows one channel, drawn at random.
 
     Attributes:
-      factor: side in pixels of the blocks whose mean colors are the coarse image: 1 for the color
+      factor: side in pixels of the blocks that are averaged into the coarse image: 1 for the color
         upsampler, 4 for the spatial one from 64 x 64 to 256 x 256.
     """
 
@@ -37,7 +37,7 @@ class Task(base.Task):
         self.require('factor', self.factor >= 1, 'at least 1')
 
     def augment(self, key: jax.Array, batch: Batch) -> Batch:
-        """Add `channel` [B], the one to learn from, drawn independently for each example."""
+        """Add `channel` [B], the channel to predict, drawn independently for each example."""
         keys = example_keys(key, len(batch['image']))
         channel = jax.vmap(lambda key: jax.random.randint(key, (), 0, 3))(keys)
         return {**batch, 'channel': channel}
@@ -45,19 +45,19 @@ class Task(base.Task):
     def inputs(
         self, batch: Batch
     ) -> tuple[UInt8[Array, 'B H W'], UInt8[Array, 'B H W C'], Int[Array, 'B C']]:
-        """The gray images, channels of the coarse images, and the indices of these channels.
+        """Return gray images, the chosen channels of the coarse images, and their indices.
 
-        The coarse image is `coarse` [B h w 3] of the batch if present.
+        The coarse images are `coarse` [B h w 3] if the batch has it.
         """
-        image, channels = colored(batch['image']), _channels(batch)
+        image, channels = to_rgb(batch['image']), _channels(batch)
         coarse = batch.get('coarse')
         coarse = colors.downsample(image, self.factor) if coarse is None else coarse
         coarse = colors.upsample(jnp.round(coarse).astype(jnp.uint8), self.factor)
         return colors.to_luma(image), _take(coarse, channels), channels
 
     def loss(self, outputs: dict, batch: Batch) -> dict[str, Term]:
-        """The mean over the bytes, in bits."""
-        truth = _take(colored(batch['image']), _channels(batch)).astype(jnp.int32)
+        """Mean cross entropy per byte, in bits."""
+        truth = _take(to_rgb(batch['image']), _channels(batch)).astype(jnp.int32)
         mask = self.mask(batch)
         total = (bits(outputs['logits'], truth) * mask[:, None, None, None]).sum()
         return {'bits_per_dim': Term(total, mask.sum() * truth[0].size)}
@@ -68,14 +68,14 @@ class Task(base.Task):
         return {'loss': (term.sum, term.count)}
 
     def predict(self, apply: Apply, batch: Batch) -> dict[str, jax.Array]:
-        """The likeliest bytes, `image` [B H W 3], and the `coarse` image, enlarged to that size."""
+        """Return the most likely bytes, `image` [B H W 3], and `coarse`, enlarged to that size."""
         gray, coarse, channels = self.inputs(batch)
         logits = apply(gray, coarse, channels)['logits']
         return {'image': logits.argmax(-1).astype(jnp.uint8), 'coarse': coarse}
 
 
 def _channels(batch: Batch) -> Int[Array, 'B C']:
-    """The channel that was drawn, or all three."""
+    """Return the channel drawn for each example, or all three."""
     if 'channel' in batch:
         return batch['channel'][:, None]
     return jnp.broadcast_to(jnp.arange(3), (len(batch['image']), 3))

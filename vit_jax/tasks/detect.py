@@ -1,4 +1,4 @@
-"""Detection as set prediction: each object is matched with one query, the others predict none.
+"""Detection as set prediction: each object is matched with one query, other queries predict none.
 
 Carion et al., 2020, arXiv:2005.12872, sections 3.1 and A.2.
 """
@@ -24,11 +24,11 @@ from vit_jax.tasks.base import Apply, Batch, Sums
 
 
 class Targets(NamedTuple):
-    """The objects of a batch.
+    """Objects of a batch.
 
     Attributes:
-      labels: classes; arbitrary in rows without an object.
-      boxes: centered (x, y, w, h), shares of the sides of the real image.
+      labels: class indices; arbitrary in rows without an object.
+      boxes: centered (x, y, w, h), relative to the sides of the image without padding.
       real: true for rows with an object to find.
     """
 
@@ -39,15 +39,15 @@ class Targets(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Task(base.Task):
-    """Boxes and classes of the objects of an image.
+    """Predict boxes and classes of objects.
 
     Attributes:
-      none_weight: weight of a prediction without object in the mean over predictions.
+      none_weight: weight of predictions without an object in the mean over predictions.
       class_cost, box_cost, giou_cost: weights of probability, L1 distance and GIoU in the cost of
         matching an object with a prediction.
       class_weight, box_weight, giou_weight: weights of cross entropy, L1 distance and GIoU in the
         loss.
-      mean, std: of each channel of the images that the model was trained on, in [0, 1].
+      mean, std: normalization of each channel of images in [0, 1].
     """
 
     none_weight: float = 0.1
@@ -74,17 +74,17 @@ class Task(base.Task):
         return self.mean, self.std
 
     def inputs(self, batch: Batch) -> tuple[Float[Array, 'B H W C'], Bool[Array, 'B H W']]:
-        """Normalized images whose padding is zero, and the mask of their real pixels."""
+        """Return normalized images with zero padding, and the mask of their real pixels."""
         mask = pixel_mask(batch)
         images = sequences.standardize(batch['image'], self.mean, self.std)
         return images * mask[..., None], mask
 
     def loss(self, outputs: dict, batch: Batch) -> dict[str, Term]:
-        """Class, box and GIoU losses of the decoder's last block, and of all blocks before it.
+        """Class, box and GIoU losses of the decoder's last block, and of all earlier blocks.
 
-        Class losses are divided by the sum of the weights of the predictions, box losses by the
-        number of objects. Metrics are `accuracy`, over the classes of matched objects, and
-        `unmatched`, the share of objects left without a prediction.
+        Class losses are divided by the total weight of the predictions, box losses by the number of
+        objects. Metrics are `accuracy`, over the classes of matched objects, and `unmatched`, the
+        share of objects without a prediction.
         """
         targets = make_targets(batch)
         return self.set_terms(outputs, targets, self.match(outputs, targets))
@@ -92,14 +92,14 @@ class Task(base.Task):
     def set_terms(
         self, outputs: dict, targets: Targets, places: Int[Array, 'B L N']
     ) -> dict[str, Term]:
-        """The terms of `loss`, given a matching."""
+        """Compute the terms of `loss` for a given matching."""
         sums = {name: x.sum(0) for name, x in self._sums(outputs, targets, places).items()}
         terms: dict[str, Term] = {}
-        for prefix, of in (('', lambda x: x[-1]), ('aux_', lambda x: x[:-1].sum())):
+        for prefix, reduce in (('', lambda x: x[-1]), ('aux_', lambda x: x[:-1].sum())):
             terms |= {
-                f'{prefix}class': Term(of(sums['class']), sums['weight'], self.class_weight),
-                f'{prefix}box': Term(of(sums['box']), sums['objects'], self.box_weight),
-                f'{prefix}giou': Term(of(sums['giou']), sums['objects'], self.giou_weight),
+                f'{prefix}class': Term(reduce(sums['class']), sums['weight'], self.class_weight),
+                f'{prefix}box': Term(reduce(sums['box']), sums['objects'], self.box_weight),
+                f'{prefix}giou': Term(reduce(sums['giou']), sums['objects'], self.giou_weight),
             }
         return {
             **terms,
@@ -108,8 +108,8 @@ class Task(base.Task):
         }
 
     def evaluate(self, apply: Apply, batch: Batch) -> Sums:
-        """The terms of `loss` for the last block, and `loss`: the mean of the losses of images,
-        each with its own normalizers, so that it does not depend on the batches.
+        """Terms of `loss` for the last block, and `loss`: the mean over images, each normalized by
+        its own objects, so that it does not depend on how images are batched.
         """
         outputs, targets = self.outputs(apply, batch), make_targets(batch)
         return self.set_means(outputs, targets, self.match(outputs, targets), self.mask(batch))
@@ -121,38 +121,38 @@ class Task(base.Task):
         places: Int[Array, 'B L N'],
         examples: Float[Array, ' B'],
     ) -> Sums:
-        """`evaluate` given a matching, over the rows in which `examples` is 1."""
-        found = self._sums(outputs, targets, places)
-        found = jax.tree.map(lambda x: (x.T * examples).T, found)
-        weight, objects = (jnp.where(n > 0, n, 1) for n in (found['weight'], found['objects']))
+        """Compute `evaluate` for a given matching, over rows where `examples` is 1."""
+        sums = self._sums(outputs, targets, places)
+        sums = jax.tree.map(lambda x: (x.T * examples).T, sums)
+        weight, objects = (jnp.where(n > 0, n, 1) for n in (sums['weight'], sums['objects']))
         per_image = (
-            self.class_weight * found['class'].sum(1) / weight
-            + (self.box_weight * found['box'].sum(1) + self.giou_weight * found['giou'].sum(1))
+            self.class_weight * sums['class'].sum(1) / weight
+            + (self.box_weight * sums['box'].sum(1) + self.giou_weight * sums['giou'].sum(1))
             / objects
         )
-        last = {name: found[name][:, -1].sum() for name in ('class', 'box', 'giou', 'correct')}
-        count = found['objects'].sum()
+        last = {name: sums[name][:, -1].sum() for name in ('class', 'box', 'giou', 'correct')}
+        count = sums['objects'].sum()
         return {
             'loss': (per_image.sum(), examples.sum()),
-            'class': (last['class'], found['weight'].sum()),
+            'class': (last['class'], sums['weight'].sum()),
             'box': (last['box'], count),
             'giou': (last['giou'], count),
             'accuracy': (last['correct'], count),
-            'unmatched': (found['unmatched'].sum(), count),
+            'unmatched': (sums['unmatched'].sum(), count),
         }
 
     def predict(self, apply: Apply, batch: Batch) -> dict[str, jax.Array]:
-        """The most probable class of each prediction other than "no object", and its box.
+        """Predict the most probable class of each query, excluding "no object", and its box.
 
         Returns:
-          scores: [B Q], the probability of the class.
+          scores: [B Q], probability of the class.
           labels: int32 [B Q].
-          boxes: [B Q 4] by corners, shares of the sides of the real image.
+          boxes: corners [B Q 4], relative to the sides of the image without padding.
         """
         return self.detected(self.outputs(apply, batch))
 
     def detected(self, outputs: dict) -> dict[str, jax.Array]:
-        """`predict` for the model's outputs."""
+        """Convert the model's outputs to predictions, see `predict`."""
         probs = jax.nn.softmax(outputs['logits'])[..., :-1]
         return {
             'scores': probs.max(-1),
@@ -161,51 +161,54 @@ class Task(base.Task):
         }
 
     def match(self, outputs: dict, targets: Targets) -> Int[Array, 'B L N']:
-        """The query of each object in each block, the last one last; -1 for none."""
+        """Match objects with queries in each block, the last one last; -1 for none."""
         logits, boxes = _all_blocks(outputs)
         return match(self.cost(logits, boxes, targets), _each_block(targets.real, logits))
 
     def _sums(
         self, outputs: dict, targets: Targets, places: Int[Array, 'B L N']
     ) -> dict[str, Float[Array, 'B *L']]:
-        """Sums over each image: `class`, `box`, `giou` and `correct` of all L blocks, the last one
-        last; and the counts `weight`, `objects` and `unmatched`.
+        """Sum `class`, `box`, `giou` and `correct` over each image in each of L blocks, the last
+        one last; also return the counts `weight`, `objects` and `unmatched`.
         """
         logits, boxes = _all_blocks(outputs)
         matched, place = places >= 0, places.clip(0)
         queries = logits.shape[-2]
         classes = class_sums(logits, _each_block(targets.labels, logits), places, self.none_weight)
 
-        found = jnp.take_along_axis(boxes, place[..., None], axis=-2)
-        wanted = _each_block(targets.boxes, logits)
-        distance = jnp.abs(found - wanted).sum(-1)
-        giou = box_ops.giou(*map(box_ops.to_corners, (found, wanted)))
+        predicted_boxes = jnp.take_along_axis(boxes, place[..., None], axis=-2)
+        true_boxes = _each_block(targets.boxes, logits)
+        distance = jnp.abs(predicted_boxes - true_boxes).sum(-1)
+        giou = box_ops.giou(*map(box_ops.to_corners, (predicted_boxes, true_boxes)))
 
-        # The optimal matching has min(objects, queries) pairs, so counts depend on the batch alone.
+        # The optimal matching has min(objects, queries) pairs, so counts only depend on the batch.
         objects = targets.real.sum(-1)
-        most = jnp.minimum(objects, queries)
+        num_matched = jnp.minimum(objects, queries)
         return {
             **classes,
             'box': (distance * matched).sum(-1),
             'giou': ((1 - giou) * matched).sum(-1),
-            'weight': most + self.none_weight * (queries - most),
+            'weight': num_matched + self.none_weight * (queries - num_matched),
             'objects': objects.astype(jnp.float32),
-            'unmatched': (objects - most).astype(jnp.float32),
+            'unmatched': (objects - num_matched).astype(jnp.float32),
         }
 
     def cost(
         self, logits: Float[Array, 'B L Q C'], boxes: Float[Array, 'B L Q 4'], targets: Targets
     ) -> Float[Array, 'B L N Q']:
-        """The cost of matching an object with a prediction, equation 1 and appendix A.2.
+        """Compute the cost of matching objects with predictions, equation 1 and appendix A.2.
 
-        The class enters by its probability, not by the logarithm, which keeps it commensurate with
-        the other parts.
+        The class cost is its probability, not the logarithm, to be commensurate with the other
+        costs.
         """
         labels = _each_block(targets.labels, logits)[..., None, :]
         probs = jnp.take_along_axis(jax.nn.softmax(logits), labels, axis=-1).swapaxes(-1, -2)
-        wanted, found = _each_block(targets.boxes, logits)[..., :, None, :], boxes[..., None, :, :]
-        distance = jnp.abs(wanted - found).sum(-1)
-        giou = box_ops.giou(*map(box_ops.to_corners, (wanted, found)))
+        true_boxes, predicted_boxes = (
+            _each_block(targets.boxes, logits)[..., :, None, :],
+            boxes[..., None, :, :],
+        )
+        distance = jnp.abs(true_boxes - predicted_boxes).sum(-1)
+        giou = box_ops.giou(*map(box_ops.to_corners, (true_boxes, predicted_boxes)))
         return self.box_cost * distance - self.class_cost * probs - self.giou_cost * giou
 
 
@@ -215,13 +218,13 @@ def class_sums(
     places: Int[Array, '*B N'],
     none_weight: float,
 ) -> dict[str, Float[Array, '*B']]:
-    """Sums over queries and objects: `class`, the weighted cross entropy, and `correct`, objects
-    whose query has the right class.
+    """Sum `class`, the weighted cross entropy of queries, and `correct`, the number of objects
+    whose query has the correct class.
 
     Args:
-      logits: of each query; the last class is "no object".
+      logits: logits of each query; the last class is "no object".
       labels: classes of the objects.
-      places: the query of each object, -1 for none.
+      places: query index of each object, -1 for none.
       none_weight: weight of a query without object.
     """
     matched, place = places >= 0, places.clip(0)
@@ -232,14 +235,14 @@ def class_sums(
     log_probs = jax.nn.log_softmax(logits)
     entropy = -jnp.take_along_axis(log_probs, classes[..., None], axis=-1)[..., 0]
     weights = jnp.where(classes == none, none_weight, 1.0)
-    right = jnp.take_along_axis(logits.argmax(-1), place, axis=-1) == labels
-    sure = jnp.take_along_axis(jnp.isfinite(logits.max(-1)), place, axis=-1)
-    correct = jnp.where(matched, jnp.where(sure, right, jnp.nan), 0.0)
+    is_correct = jnp.take_along_axis(logits.argmax(-1), place, axis=-1) == labels
+    is_finite = jnp.take_along_axis(jnp.isfinite(logits.max(-1)), place, axis=-1)
+    correct = jnp.where(matched, jnp.where(is_finite, is_correct, jnp.nan), 0.0)
     return {'class': (entropy * weights).sum(-1), 'correct': correct.sum(-1)}
 
 
 def _all_blocks(outputs: dict) -> tuple[Float[Array, 'B L Q C'], Float[Array, 'B L Q 4']]:
-    """Logits and boxes of all blocks of the decoder, the last one last."""
+    """Stack logits and boxes of all blocks of the decoder, the last one last."""
     logits, boxes = (
         jnp.concatenate([outputs[f'aux_{name}'], outputs[name][:, None]], axis=1)
         for name in ('logits', 'boxes')
@@ -248,27 +251,27 @@ def _all_blocks(outputs: dict) -> tuple[Float[Array, 'B L Q C'], Float[Array, 'B
 
 
 def _each_block(x: Array, logits: Float[Array, 'B L Q C']) -> Array:
-    """[B ...] -> [B L ...], the same for all blocks."""
+    """Repeat an array for all blocks, [B ...] -> [B L ...]."""
     return jnp.broadcast_to(x[:, None], (*logits.shape[:2], *x.shape[1:]))
 
 
 def pixel_mask(batch: Batch) -> Bool[Array, 'B H W']:
-    """True for the pixels of the images, false for padding."""
+    """Return the batch's pixel mask: true for pixels of images, false for padding."""
     if 'pixel_mask' in batch:
         return batch['pixel_mask']
     return jnp.ones(batch['image'].shape[:3], bool)
 
 
 def make_targets(batch: Batch) -> Targets:
-    """The objects to find, without padding and crowds.
+    """Build the targets, without padding and crowds.
 
     Raises:
       UserError: if the batch has no padded boxes.
     """
     if missing := [name for name in ('boxes', 'labels', 'object_mask') if name not in batch]:
         raise UserError(
-            f'detection needs {missing[0]!r}, the data have {", ".join(batch)}: take a source with '
-            "boxes, and let the transforms end in 'pad_objects(100)'"
+            f'detection needs {missing[0]!r}, but the data have {", ".join(batch)}: use a source '
+            "with boxes, and end the transforms with 'pad_objects(100)'"
         )
     mask = pixel_mask(batch)
     sides = jnp.stack([mask[:, 0, :].sum(-1), mask[:, :, 0].sum(-1)] * 2, axis=-1)

@@ -1,6 +1,6 @@
-"""Self-distillation with an average teacher, several crops, and hidden patches: DINOv2.
+"""DINOv2: self-distillation with an averaged teacher, multi-crop and masked patches.
 
-Oquab et al., 2023, arXiv:2304.07193, section 4. Gram anchoring, of DINOv3: Simeoni et al., 2025,
+Oquab et al., 2023, arXiv:2304.07193, section 4. Gram anchoring (DINOv3): Simeoni et al., 2025,
 arXiv:2508.10104, section 4.
 """
 
@@ -29,39 +29,39 @@ GLOBAL = ('image', 'second_image')
 LOCAL = 'local_image'
 LARGE = 'large_image'
 GRAM = 'gram_teacher'
-SHOWN = 3  # prototypes of an image in `predict`
+SHOWN = 3  # prototypes per image in `predict`
 
 
 @dataclasses.dataclass(frozen=True)
 class Task(base.Task):
     """From each crop, the student predicts the teacher's prototypes of the other global crops.
 
-    In training, `image` holds global crops [B G H W C], which the transform `views` makes;
-    `second_image`, if the data have it, further ones with other transforms; `local_image` local
-    crops of another size. In evaluation, `image` holds whole images.
+    In training, `image` holds global crops [B G H W C] from the transform `views`, `second_image`
+    optional further ones with different transforms, and `local_image` smaller local crops. In
+    evaluation, `image` holds whole images.
 
-    Where features of patches become worse while those of whole images become better, as in long
-    training or on few images, `gram` anchors the similarities of an image's patches to those of a
-    model that is not trained, such as an earlier self. It may see the same global crops at twice
-    the size, in `large_image` [B G 2H 2W C], for smoother similarities (DINOv3, section 4.3).
+    In long training or on few images, patch features can degrade while image features still
+    improve. `gram` then anchors patch similarities to a frozen model, such as an earlier
+    checkpoint. It may see the same global crops at twice the size, in `large_image`
+    [B G 2H 2W C], for smoother similarities (DINOv3, section 4.3).
 
     Attributes:
       student_temp: temperature of the student's softmax.
-      teacher_temp: of the teacher's.
-      first_teacher_temp: initial temperature of the teacher, which rises linearly.
-      warmup: updates over which it rises.
-      sinkhorn: iterations by which the teacher's prototypes get equal shares.
-      ibot: weight of the cross entropy of hidden patches.
-      koleo: weight of the term that spreads features.
-      masked: global crops of an image that have hidden patches.
-      mask_ratios: range of the share of hidden patches in these.
+      teacher_temp: final temperature of the teacher's softmax.
+      first_teacher_temp: initial temperature of the teacher's softmax; rises linearly.
+      warmup: number of updates over which it rises.
+      sinkhorn: number of Sinkhorn iterations that balance the teacher's prototypes.
+      ibot: weight of the cross entropy of masked patches.
+      koleo: weight of the KoLeo loss, which spreads features.
+      masked: number of global crops per image with masked patches.
+      mask_ratios: range of the share of masked patches in these crops.
       gram: weight of the Gram loss, see `ops.self_distillation.gram`; 0 for none.
-      gram_teacher: the checkpoint whose similarities it keeps, a ViT that `vit_jax.load` reads.
-      gram_size: height and width of the images that it sees; 0 for those of its checkpoint.
-      gram_negatives: what similarities below 0 count as: 'kept', 'cut' or 'cut_of_teacher'.
+      gram_teacher: checkpoint of the Gram teacher, a ViT that `vit_jax.load` reads.
+      gram_size: height and width of the Gram teacher's images; 0 for the checkpoint's.
+      gram_negatives: treatment of negative similarities: 'kept', 'cut' or 'cut_of_teacher'.
       value_range: range to which bytes 0..255 are scaled for the model.
       mean, std: normalization of each channel of images in [0, 1]; empty for `value_range`.
-      patches: whether `predict` returns the tokens of patches too, as its pictures need.
+      patches: whether `predict` also returns patch tokens, for pictures.
     """
 
     student_temp: float = 0.1
@@ -101,42 +101,42 @@ class Task(base.Task):
 
     @property
     def normalization(self) -> Normalization | None:
-        """Mean and standard deviation of images, if they are given."""
+        """Mean and standard deviation of images, if set."""
         return (self.mean, self.std) if self.std else None
 
     @property
     def frozen(self) -> Mapping[str, str]:
-        """The checkpoint whose similarities are kept, if any are."""
+        """Checkpoint of the Gram teacher, if there is one."""
         return {GRAM: self.gram_teacher} if self.gram else {}
 
     @property
     def frozen_sizes(self) -> Mapping[str, tuple[int, int]]:
-        """The size of its images, if it is given."""
+        """Image size of the Gram teacher, if set."""
         return {GRAM: (self.gram_size, self.gram_size)} if self.gram_size else {}
 
     def inputs(self, batch: Batch) -> tuple[Float[Array, 'B H W C']]:
-        """Whole images, or the first global crops."""
+        """Return whole images, or the first global crops."""
         return (self._global(batch)[:, 0],)
 
     def outputs(self, apply: Apply, batch: Batch) -> dict[str, Any]:
-        """Scores of teacher and student, and the student's features.
+        """Compute scores of teacher and student, and the student's features.
 
         Returns:
           teacher, student: scores [B G K] of global crops, [B G+L K] of global and local ones.
-          teacher_patches, student_patches: scores [B M P] of patches hidden from the student.
-          patch_weights: [B M], 1 / the number of hidden patches of the crop, 0 for padding.
-          features: [B G D], the student's class tokens of global crops.
-          teacher_temp: the teacher's temperature at this step.
-          gram: [B], the mean of the Gram loss over global crops; in training, if it has a weight.
+          teacher_patches, student_patches: scores [B M P] of patches masked for the student.
+          patch_weights: [B M], 1 / number of masked patches of the crop, 0 for padding.
+          features: [B G D], student's class tokens of global crops.
+          teacher_temp: teacher's temperature at this step.
+          gram: [B], mean Gram loss over global crops; only in training, if it has a weight.
 
         Raises:
           UserError: if local crops were cut from global ones, or the Gram teacher is missing or has
-            other patches.
+            a different number of patches.
         """
         if LOCAL in batch and batch[LOCAL].ndim != 5:
             raise UserError(
-                f'config.data.transforms: write the views of {LOCAL} before the views of image, '
-                'which replace it'
+                f'config.data.transforms: put the views of {LOCAL} before the views of image, '
+                'which replace the image'
             )
         crops = self._global(batch)
         rows, masked = len(crops), min(self.masked, crops.shape[1])
@@ -146,7 +146,7 @@ class Task(base.Task):
         student = apply(folded, hidden=hidden, places=masks.places)
         scores = [unfold(student['scores'], rows)]
         if LOCAL in batch:
-            local = self._scaled(fold(batch[LOCAL]))
+            local = self._scale(fold(batch[LOCAL]))
             scores.append(unfold(apply(local)['scores'], rows))
         temp = optax.linear_schedule(self.first_teacher_temp, self.teacher_temp, self.warmup)
         anchored = {}
@@ -166,13 +166,13 @@ class Task(base.Task):
         }
 
     def loss(self, outputs: dict[str, Any], batch: Batch) -> dict[str, Term]:
-        """Cross entropies of crops and of hidden patches, and the spread of features.
+        """Cross entropies of crops and of masked patches, KoLeo loss and Gram loss.
 
-        The metrics, in nats, are entropies of single targets and of the mean target, which is
-        log K where all prototypes are used alike.
+        The metrics, in nats, are the mean entropy of targets, and the entropy of the mean target,
+        log K if all prototypes are used equally.
 
         Raises:
-          UserError: if there is but one global crop, or there are fewer than have hidden patches.
+          UserError: if there is only one global crop, or fewer than `masked`.
         """
         self._check_crops(outputs['teacher'].shape[1])
         mask = self.mask(batch)
@@ -193,107 +193,111 @@ class Task(base.Task):
         }
 
     def evaluate(self, apply: Apply, batch: Batch) -> Sums:
-        """Measures of whole images in nats, each independent of other images.
+        """Metrics of whole images in nats, each independent of other images.
 
-        `loss` is the cross entropy of a student that is the teacher, from what the teacher says of
-        the same image, neither balanced nor masked; `entropy` is that of the teacher alone.
+        `loss` is the cross entropy between teacher and student on the same image and parameters,
+        without balancing or masking; `entropy` is the entropy of the teacher.
         """
         mask, scores = self.mask(batch), apply(*self.inputs(batch))['scores']
         probs = jax.nn.softmax(scores / self.teacher_temp)
         losses = self_distillation.cross_entropy(probs, scores, self.student_temp)
-        each = {'loss': losses, 'entropy': entr(probs).sum(-1)}
-        return {name: ((values * mask).sum(), mask.sum()) for name, values in each.items()}
+        metrics = {'loss': losses, 'entropy': entr(probs).sum(-1)}
+        return {name: ((values * mask).sum(), mask.sum()) for name, values in metrics.items()}
 
     def predict(self, apply: Apply, batch: Batch) -> dict[str, jax.Array]:
-        """Features and nearest prototypes of whole images.
+        """Return features and most likely prototypes of whole images.
 
         Returns:
-          features: [B D], the class token.
-          patches: [B N D], the tokens of patches, if they are asked for.
-          prototype, probability: [B 3], the likeliest prototypes, the best one first.
+          features: [B D], class token.
+          patches: [B N D], patch tokens, if `patches` is set.
+          prototype, probability: [B 3], most likely prototypes, the best one first.
         """
-        made = apply(*self.inputs(batch))
-        probs = jax.nn.softmax(made['scores'] / self.teacher_temp)
+        outputs = apply(*self.inputs(batch))
+        probs = jax.nn.softmax(outputs['scores'] / self.teacher_temp)
         probability, prototype = jax.lax.top_k(probs, min(SHOWN, probs.shape[-1]))
-        more = {'patches': made['patches'].astype(jnp.float32)} if self.patches else {}
+        patches = {'patches': outputs['patches'].astype(jnp.float32)} if self.patches else {}
         return {
-            'features': made['pre_logits'].astype(jnp.float32),
+            'features': outputs['pre_logits'].astype(jnp.float32),
             'prototype': prototype,
             'probability': probability,
-            **more,
+            **patches,
         }
 
     def _global(self, batch: Batch) -> Float[Array, 'B G H W C']:
-        """The global crops, scaled; a whole image is one."""
-        found = [batch[name] for name in GLOBAL if name in batch]
-        crops = [x if x.ndim == 5 else x[:, None] for x in found]
-        return self._scaled(jnp.concatenate(crops, axis=1))
+        """Return scaled global crops; a whole image counts as one."""
+        views = [batch[name] for name in GLOBAL if name in batch]
+        crops = [x if x.ndim == 5 else x[:, None] for x in views]
+        return self._scale(jnp.concatenate(crops, axis=1))
 
-    def _scaled(self, images: Array) -> Array:
+    def _scale(self, images: Array) -> Array:
         return sequences.to_range(images, self.value_range, self.normalization)
 
     def _gram_losses(
         self, apply: Apply, batch: Batch, size: tuple[int, int], patches: Float[Array, 'R N D']
     ) -> Float[Array, ' R']:
-        """The Gram loss of each global crop.
+        """Compute the Gram loss of each global crop.
 
         Args:
-          apply: with the Gram teacher.
-          batch: with global crops as bytes.
+          apply: model and Gram teacher.
+          batch: batch with global crops as bytes.
           size: height and width of the student's crops.
-          patches: the student's, of all global crops.
+          patches: student's patch tokens of all global crops.
         """
         if GRAM not in apply.frozen:
-            raise UserError('config.task.gram_teacher: it is read in training runs alone')
+            raise UserError('config.task.gram_teacher: the teacher is only loaded in training')
         model, side = self.frozen_models[GRAM], math.isqrt(math.prod(size) // patches.shape[1])
         crops = fold(batch[LARGE] if LARGE in batch else self._global(batch))
         if len(crops) != len(patches):
-            raise UserError(f'config.data.transforms: {LARGE} and image need as many views')
-        view = model.view(self._unscaled(crops))
-        made, stride = apply.frozen[GRAM](view), model.module.stride
-        if 'tokens' not in made or not stride:
+            raise UserError(
+                f'config.data.transforms: {LARGE} and image need the same number of views'
+            )
+        view = model.view(self._unscale(crops))
+        teacher_outputs, stride = apply.frozen[GRAM](view), model.module.stride
+        if 'tokens' not in teacher_outputs or not stride:
             raise UserError(
                 f'config.task.gram_teacher={self.gram_teacher}: a '
-                f'{type(model.module).__module__.rpartition(".")[2]} makes no tokens of patches'
+                f'{type(model.module).__module__.rpartition(".")[2]} has no patch tokens'
             )
-        old = (view.shape[1] // stride, view.shape[2] // stride)
-        found = made['tokens'][:, -math.prod(old) :]
-        found = resized(found, old, (size[0] // side, size[1] // side))
-        return self_distillation.gram(patches, found, self.gram_negatives)
+        grid = (view.shape[1] // stride, view.shape[2] // stride)
+        tokens = teacher_outputs['tokens'][:, -math.prod(grid) :]
+        tokens = resize_features(tokens, grid, (size[0] // side, size[1] // side))
+        return self_distillation.gram(patches, tokens, self.gram_negatives)
 
-    def _unscaled(self, images: Array) -> Float[Array, '*B C']:
-        """Bytes or scaled images in [0, 1]."""
+    def _unscale(self, images: Array) -> Float[Array, '*B C']:
+        """Convert bytes or scaled images to [0, 1]."""
         low, high = self.value_range
         mean, std = self.normalization or ((-low / (high - low),), (1 / (high - low),))
-        return self._scaled(images) * jnp.asarray(std) + jnp.asarray(mean)
+        return self._scale(images) * jnp.asarray(std) + jnp.asarray(mean)
 
     def _check_crops(self, crops: int) -> None:
         if crops < 2:
             raise UserError(
-                'config.data.transforms: DINOv2 learns from two global crops or more; write '
+                'config.data.transforms: DINOv2 needs at least two global crops; add '
                 "views('image', 2, 'inception_crop(224, 32)|flip')"
             )
         if crops < self.masked:
-            raise UserError(f'config.task.masked={self.masked}: there are {crops} global crops')
+            raise UserError(
+                f'config.task.masked={self.masked}: there are only {crops} global crops'
+            )
 
     def _targets(self, outputs: dict[str, Any], mask: Float[Array, ' B']) -> Array:
-        """The teacher's probabilities [B G K], balanced over all global crops of the batch."""
+        """Balance the teacher's probabilities [B G K] over all global crops of the batch."""
         scores = outputs['teacher'] / outputs['teacher_temp']
         real = jnp.repeat(mask, scores.shape[1])
         targets = self_distillation.sinkhorn(fold(scores), real, self.sinkhorn)
         return targets.reshape(scores.shape)
 
     def _crop_losses(self, targets: Array, outputs: dict[str, Any]) -> Float[Array, ' B']:
-        """The mean over pairs of different crops, of which one is global (DINO, equation 3)."""
+        """Mean over pairs of a global crop and a different crop (DINO, equation 3)."""
         logs = jax.nn.log_softmax(outputs['student'] / self.student_temp)
         losses = -jnp.einsum('bgk,bvk->bgv', targets, logs, precision='highest')
-        others = 1 - jnp.eye(losses.shape[1], losses.shape[2])
-        return (losses * others).sum((1, 2)) / others.sum()
+        is_other = 1 - jnp.eye(losses.shape[1], losses.shape[2])
+        return (losses * is_other).sum((1, 2)) / is_other.sum()
 
     def _patch_losses(
         self, outputs: dict[str, Any], mask: Float[Array, ' B']
     ) -> Float[Array, ' B']:
-        """The mean over global crops of that over their hidden patches (iBOT, equation 2)."""
+        """Mean over global crops of the mean over their masked patches (iBOT, equation 2)."""
         scores, weights = outputs['teacher_patches'], outputs['patch_weights']
         real = (weights > 0) & (mask[:, None] > 0)
         scores = scores / outputs['teacher_temp']
@@ -304,15 +308,15 @@ class Task(base.Task):
         return (losses * weights).sum(1) / outputs['teacher'].shape[1]
 
     def _spread(self, outputs: dict[str, Any], mask: Float[Array, ' B']) -> Float[Array, ' B']:
-        """The sum over global crops of the KoLeo term among crops of different images."""
+        """Sum over global crops of the KoLeo loss among crops of different images."""
         crops = outputs['features'].swapaxes(0, 1)
         return jax.vmap(self_distillation.koleo, (0, None))(crops, mask).sum(0)
 
 
-def resized(
+def resize_features(
     patches: Float[Array, 'R n D'], old: tuple[int, int], new: tuple[int, int]
 ) -> Float[Array, 'R N D']:
-    """Features on another grid, by PyTorch's bicubic interpolation without antialiasing."""
+    """Interpolate features to a new grid, like PyTorch's bicubic mode without antialiasing."""
     if old == new:
         return patches
     rows, columns = (resize.bicubic_matrix(*pair) for pair in zip(old, new, strict=True))
@@ -322,10 +326,10 @@ def resized(
 
 
 def fold(x: Array) -> Array:
-    """[B V ...] -> [B V, ...], the views of an example one after the other."""
+    """Merge views into rows, [B V ...] -> [B V, ...], keeping views of an example adjacent."""
     return x.reshape(-1, *x.shape[2:])
 
 
 def unfold(x: Array, rows: int) -> Array:
-    """The inverse of `fold` for `rows` examples."""
+    """Invert `fold` for `rows` examples."""
     return x.reshape(rows, -1, *x.shape[1:])

@@ -1,8 +1,8 @@
-"""Distillation: a classifier learns what a larger one, its teacher, says of the same images.
+"""Distillation: a classifier learns to match a larger one, its teacher.
 
 Beyer et al., 2022, "Knowledge distillation: a good teacher is patient and consistent",
-arXiv:2106.05237: teacher and student see the same augmented view, mixup included. Touvron et al.,
-2021, arXiv:2012.12877: hard labels, and a token for the teacher's (DeiT).
+arXiv:2106.05237: teacher and student see the same augmented view, with mixup. Touvron et al.,
+2021, arXiv:2012.12877: hard labels and a distillation token (DeiT).
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from vit_jax.tasks import classify
 from vit_jax.tasks.base import Apply, Batch, FrozenModel
 
 TEACHER = 'teacher'
-PROJECTED = 'projected'  # the output of the model of that name
+PROJECTED = 'projected'  # output of the model `projected`
 
 
 @dataclasses.dataclass(frozen=True)
 class Task(classify.Task):
-    """One label an image, and the outputs of a teacher, which is not trained.
+    """Learn one label per image and the outputs of a frozen teacher.
 
     A model with the pool 'distilled' learns labels by its class token and the teacher by its
-    distillation token. Evaluation, which needs no teacher, is that of `classify`.
+    distillation token. Evaluation needs no teacher and is the same as in `classify`.
 
     Attributes:
-      teacher: a run, or a checkpoint that `vit_jax.load` reads, with the classes of the data in
-        their order, or for `target='features'` any. It gets the student's view, resized if its
-        images have another size.
+      teacher: run or checkpoint that `vit_jax.load` reads, with the classes of the data in the same
+        order; for `target='features'` the classes do not matter. It sees the student's view,
+        resized to its own image size.
       target: 'soft', the teacher's probabilities (KL divergence); 'hard', its most probable class;
         or 'features', the direction of its representation (1 - cosine).
       temperature: T of 'soft': T^2 KL(softmax(teacher / T) || softmax(student / T)).
-      weight: of the teacher's term in the loss.
-      label_weight: of the labels' term; 0 for the teacher alone.
-      loss_name, label_smoothing, class_weights: of the labels' term, see the task `classify`.
+      weight: weight of the distillation loss.
+      label_weight: weight of the label loss; 0 to learn only from the teacher.
+      loss_name, label_smoothing, class_weights: label loss, see the task `classify`.
       mixup, cutmix, value_range, mean, std: see the task `classify`.
     """
 
@@ -70,37 +70,37 @@ class Task(classify.Task):
         return {TEACHER: self.teacher}
 
     def outputs(self, apply: Apply, batch: Batch) -> dict[str, Any]:
-        """The student's outputs, and in training as `teacher` the target of the teacher.
+        """Return the student's outputs and, in training, the teacher's target as `teacher`.
 
         Raises:
-          UserError: if the teacher was not read, or it or the student lacks the output needed.
+          UserError: if the teacher was not loaded, or teacher or student lacks the required output.
         """
-        found = apply(*self.inputs(batch))
+        outputs = apply(*self.inputs(batch))
         if not apply.train:
-            return found
+            return outputs
         if TEACHER not in apply.frozen:
-            raise UserError('config.task.teacher: its checkpoint is read in training runs alone')
+            raise UserError('config.task.teacher: its checkpoint is only loaded in training')
         view = self.teacher_view(self.frozen_models[TEACHER], *self.inputs(batch))
-        made, wanted = apply.frozen[TEACHER](view), NAMES[self.target]
-        if wanted not in made:
+        teacher_outputs, name = apply.frozen[TEACHER](view), NAMES[self.target]
+        if name not in teacher_outputs:
             raise UserError(
-                f'config.task.target={self.target!r}: the teacher makes no {wanted}, only '
-                f'{", ".join(made)}'
+                f'config.task.target={self.target!r}: the teacher has no output {name}, only '
+                f'{", ".join(teacher_outputs)}'
             )
-        ours = self._learner(found)
-        if ours.shape != made[wanted].shape:
+        student = self._learner(outputs)
+        if student.shape != teacher_outputs[name].shape:
             raise UserError(
-                f'config.task.target={self.target!r}: the teacher makes {made[wanted].shape[1:]} '
-                f'numbers an image, the student {ours.shape[1:]}: '
-                + ADVICE[wanted].format(made[wanted].shape[-1])
+                f'config.task.target={self.target!r}: the teacher has '
+                f'{teacher_outputs[name].shape[1:]} numbers per image, the student '
+                f'{student.shape[1:]}: ' + ADVICE[name].format(teacher_outputs[name].shape[-1])
             )
-        return {**found, TEACHER: made[wanted].astype(jnp.float32)}
+        return {**outputs, TEACHER: teacher_outputs[name].astype(jnp.float32)}
 
     def teacher_view(self, model: FrozenModel, images: Any) -> Float[Array, 'B H W C']:
-        """The student's images as the teacher takes them.
+        """Convert the student's images to the teacher's size and range.
 
         Raises:
-          UserError: for sequences of patches, of which several sizes may be in a batch.
+          UserError: for sequences of patches, whose images may differ in size.
         """
         if not isinstance(images, jax.Array):
             raise UserError('task distill needs images of one size, not sequences of patches')
@@ -110,25 +110,25 @@ class Task(classify.Task):
 
     def loss(self, outputs: dict, batch: Batch) -> dict[str, Term]:
         """Means over the examples: `labels`, in training `distill`, and the metrics `accuracy` and
-        `agreement`, the share of images of which teacher and student name the same class.
+        `agreement`, the share of images where teacher and student predict the same class.
         """
-        of_labels = {**outputs, 'logits': outputs.get('class_logits', outputs['logits'])}
-        found = super().loss(of_labels, batch)
-        labels = found['loss']._replace(weight=self.label_weight)
-        terms = {'labels': labels, 'accuracy': found['accuracy']}
+        label_outputs = {**outputs, 'logits': outputs.get('class_logits', outputs['logits'])}
+        label_terms = super().loss(label_outputs, batch)
+        labels = label_terms['loss']._replace(weight=self.label_weight)
+        terms = {'labels': labels, 'accuracy': label_terms['accuracy']}
         if TEACHER not in outputs:
             return terms
-        mask, target, ours = self.mask(batch), outputs[TEACHER], self._learner(outputs)
+        mask, target, student = self.mask(batch), outputs[TEACHER], self._learner(outputs)
         count = mask.sum()
-        each = TARGETS[self.target](ours.astype(jnp.float32), target, self.temperature)
-        terms['distill'] = Term((each * mask).sum(), count, self.weight)
+        losses = TARGETS[self.target](student.astype(jnp.float32), target, self.temperature)
+        terms['distill'] = Term((losses * mask).sum(), count, self.weight)
         if self.target != 'features':
-            same = ours.argmax(-1) == target.argmax(-1)
-            terms['agreement'] = Term((same * mask).sum(), count, 0.0)
+            agrees = student.argmax(-1) == target.argmax(-1)
+            terms['agreement'] = Term((agrees * mask).sum(), count, 0.0)
         return terms
 
     def _learner(self, outputs: Mapping[str, Any]) -> Array:
-        """The output of the student that follows the teacher."""
+        """Return the student's output that is trained to match the teacher."""
         if self.target == 'features':
             return outputs.get(PROJECTED, outputs['pre_logits'])
         return outputs.get('distillation_logits', outputs['logits'])
@@ -154,7 +154,7 @@ def hard(
 def features(
     student: Float[Array, 'B D'], teacher: Float[Array, 'B D'], temperature: float
 ) -> Float[Array, ' B']:
-    """1 - the cosine of both."""
+    """1 - cosine similarity."""
     del temperature
     return optax.losses.cosine_distance(student, teacher, epsilon=1e-6)
 
@@ -163,5 +163,5 @@ TARGETS = {'soft': soft, 'hard': hard, 'features': features}
 NAMES = {'soft': 'logits', 'hard': 'logits', 'features': 'pre_logits'}
 ADVICE = {
     'logits': 'both need the classes of the data',
-    'pre_logits': "take config.model.name='projected' with projection={}",
+    'pre_logits': "set config.model.name='projected' with projection={}",
 }

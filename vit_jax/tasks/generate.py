@@ -1,8 +1,8 @@
-"""Generation of images by flow matching: a model learns to undo noise, and images are sampled.
+"""Image generation by flow matching.
 
-Between noise e at time 0 and an image x at time 1 lies z = t x + (1 - t) e, which moves with the
-velocity v = x - e. The model predicts one of x, e and v, and the loss compares one of them: Li and
-He, 2025, arXiv:2511.13720, table 1. Samples follow the predicted velocity from time 0 to 1.
+Noise e at time 0 and an image x at time 1 are interpolated by z = t x + (1 - t) e with velocity
+v = x - e. The model predicts one of x, e and v, and the loss compares one of them: Li and He, 2025,
+arXiv:2511.13720, table 1. Samples follow the predicted velocity from time 0 to 1.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ Times = Float[Array, ' B']
 
 
 class Generated(NamedTuple):
-    """Samples.
+    """Generated images.
 
     Attributes:
-      images: in the model's range of values.
-      frames: [K B H W C], the images predicted at the beginning of steps, evenly spread.
+      images: samples in the model's range of values.
+      frames: [K B H W C], images predicted at the start of K evenly spaced steps.
     """
 
     images: Images
@@ -44,22 +44,22 @@ class Generated(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Task(base.Task):
-    """Mean squared error of predictions from noisy images, and sampling.
+    """Train on noisy images with a mean squared error, and sample images.
 
     Attributes:
-      prediction: the output of the model: 'x', 'epsilon' or 'v'.
-      loss_space: of the loss, to which prediction and target are converted: the same choices.
-      time_mean, time_std: of a normal distribution whose sigmoid is the time of an example in
-        training and evaluation (arXiv:2403.03206, section 3.1).
+      prediction: what the model predicts: 'x', 'epsilon' or 'v'.
+      loss_space: what the loss compares, after conversion: 'x', 'epsilon' or 'v'.
+      time_mean, time_std: parameters of the logit-normal distribution of times in training and
+        evaluation (arXiv:2403.03206, section 3.1).
       noise_scale: standard deviation of the noise; 1 at 256 pixels, 2 at 512.
-      least_divisor: least 1 - t and t that conversions divide by.
+      least_divisor: lower bound of t and 1 - t where conversions divide by them.
       class_dropout: share of the examples whose class is hidden in training, for guidance.
-      sampler: 'heun', with two evaluations of the model for each step but the last; or 'euler'.
+      sampler: 'heun', two evaluations of the model for each step except the last; or 'euler'.
       steps: number of steps from time 0 to 1, of equal length.
-      guidance: factor w of the velocity of the class against that without a class, v + (w - 1)
-        (v - v_without) (arXiv:2207.12598); 1 for none.
-      interval: times between which guidance acts (arXiv:2404.07724).
-      samples: of each example's class, made by `predict`.
+      guidance: scale w of classifier-free guidance, v + (w - 1) (v - v_unconditional)
+        (arXiv:2207.12598); 1 for none.
+      interval: times between which guidance is applied (arXiv:2404.07724).
+      samples: number of samples per example in `predict`.
       value_range: range to which bytes 0..255 are scaled for the model.
     """
 
@@ -94,15 +94,15 @@ class Task(base.Task):
         self.require('interval', 0 <= low < high <= 1, 'two increasing times from 0 to 1')
 
     def inputs(self, batch: Batch) -> tuple[Array, ...]:
-        """Images [B H W C] without noise, their time 1 [B], and classes [B]; -1 for none."""
+        """Return images [B H W C] without noise, their time 1 [B], and classes [B]; -1 for none."""
         images = sequences.to_range(batch['image'], self.value_range)
         return images, jnp.ones(len(images)), self._labels(batch)
 
     def outputs(self, apply: Apply, batch: Batch) -> dict[str, Array]:
-        """The prediction from noisy images, its target, and the factor of its error in the loss.
+        """Return the prediction from noisy images, its target, and the factor of its error.
 
-        The batch may hold the `time` [B] of its examples, and their `noise` [B H W C] before
-        scaling; by default both are drawn from the random stream 'noise'.
+        The batch may have `time` [B] and unscaled `noise` [B H W C]; by default both are drawn from
+        the random stream 'noise'.
         """
         images, _, labels, *_ = self.inputs(batch)
         time, noise, coin = self._draw(apply, images)
@@ -110,53 +110,53 @@ class Task(base.Task):
         if apply.train:
             labels = jnp.where(coin < self.class_dropout, NO_CLASS, labels)
         t = _by_row(time)
-        made = apply(t * images + (1 - t) * noise, time, labels)['image']
+        prediction = apply(t * images + (1 - t) * noise, time, labels)['image']
         target = {'x': images, 'epsilon': noise, 'v': images - noise}[self.prediction]
         factor = conversion(self.prediction, self.loss_space, time, self.least_divisor)
-        return {'prediction': made, 'target': target, 'factor': factor}
+        return {'prediction': prediction, 'target': target, 'factor': factor}
 
     def loss(self, outputs: dict[str, Any], batch: Batch) -> dict[str, Term]:
-        """The mean over images of the mean squared error in the space of the loss."""
+        """Mean over images of the mean squared error in the loss space."""
         errors = jnp.square(outputs['prediction'] - outputs['target']).mean((1, 2, 3))
         mask = self.mask(batch)
         losses = errors * jnp.square(outputs['factor'])
         return {'loss': Term((losses * mask).sum(), mask.sum())}
 
     def predict(self, apply: Apply, batch: Batch) -> dict[str, Array]:
-        """New images of each example's class.
+        """Sample images of each example's class.
 
-        The noise that they start from depends only on the seed and the example's index.
+        Their initial noise depends only on the seed and the example's index.
 
         Returns:
           samples: bytes [B S H W C].
-          finite: whether all numbers of a sample were finite before they became bytes, [B S].
-          image: the example, bytes [B H W C].
+          finite: bool [B S], whether the sample was finite before it was converted to bytes.
+          image: bytes [B H W C], the example.
         """
-        images, _, labels, *_ = self.inputs(batch)
-        rows = len(images)
-        noise = self.noise(apply, rows * self.samples, images.shape[1:])
-        made = self.generate(apply, noise, jnp.repeat(labels, self.samples)).images
+        inputs, _, labels, *_ = self.inputs(batch)
+        rows = len(inputs)
+        noise = self.noise(apply, rows * self.samples, inputs.shape[1:])
+        images = self.generate(apply, noise, jnp.repeat(labels, self.samples)).images
         return {
-            'samples': self.to_bytes(made).reshape(rows, self.samples, *images.shape[1:]),
-            'finite': jnp.isfinite(made).all((1, 2, 3)).reshape(rows, self.samples),
-            'image': self.to_bytes(images),
+            'samples': self.to_bytes(images).reshape(rows, self.samples, *inputs.shape[1:]),
+            'finite': jnp.isfinite(images).all((1, 2, 3)).reshape(rows, self.samples),
+            'image': self.to_bytes(inputs),
         }
 
     def noise(self, apply: Apply, rows: int, shape: tuple[int, ...]) -> Images:
-        """The noise of `rows` samples of this shape, a function of their keys."""
+        """Draw the noise of `rows` samples of this shape from their keys."""
         keys = apply(rows, method='example_keys')
         return self.noise_scale * jax.vmap(lambda key: jax.random.normal(key, shape))(keys)
 
     def generate(
         self, apply: Apply, noise: Images, labels: Int[Array, ' B'], frames: int = 0
     ) -> Generated:
-        """Follow the velocity from noise to images.
+        """Integrate the velocity from noise to images.
 
         Args:
-          apply: the model in evaluation.
-          noise: at time 0.
+          apply: model in evaluation mode.
+          noise: noise at time 0.
           labels: classes of the images; -1 for none.
-          frames: K, images that are predicted on the way and kept; at most `steps` - 1.
+          frames: number K of intermediate predictions to keep; at most `steps` - 1.
         """
         times = jnp.linspace(0.0, 1.0, self.steps + 1)
 
@@ -169,28 +169,28 @@ class Task(base.Task):
                 after = z + (end - start) * velocity
             return after, image if frames else None
 
-        z, passed = jax.lax.scan(step, noise, (times[:-2], times[1:-1]))
+        z, predicted = jax.lax.scan(step, noise, (times[:-2], times[1:-1]))
         velocity, _ = self._velocity(apply, z, times[-2], labels)  # the last step is Euler's
-        shown = passed[self.frame_steps(frames)] if frames else jnp.zeros((0, *noise.shape))
-        return Generated(z + (times[-1] - times[-2]) * velocity, shown)
+        movie = predicted[self.frame_steps(frames)] if frames else jnp.zeros((0, *noise.shape))
+        return Generated(z + (times[-1] - times[-2]) * velocity, movie)
 
     def frame_steps(self, frames: int) -> Int[np.ndarray, ' K']:
-        """The steps at whose beginning `generate` keeps images."""
+        """Return the steps at whose start `generate` keeps predicted images."""
         return np.arange(frames) * (self.steps - 1) // max(frames, 1)
 
     def to_bytes(self, images: Images) -> UInt8[Array, 'B H W C']:
-        """Images in the model's range as bytes, rounded."""
+        """Convert images from the model's range to rounded bytes."""
         low, high = self.value_range
         return jnp.round(jnp.clip((images - low) / (high - low), 0, 1) * 255).astype(jnp.uint8)
 
     def _labels(self, batch: Batch) -> Int[Array, ' B']:
         labels = batch.get('label', jnp.full(len(batch['image']), NO_CLASS))
         if labels.ndim > 1:
-            raise UserError('task generate takes one class an image, and these have several')
+            raise UserError('task generate needs one class per image, but these have several')
         return labels
 
     def _draw(self, apply: Apply, images: Images) -> tuple[Times, Images, Times]:
-        """A time, noise and a number from 0 to 1 for each example."""
+        """Draw a time, noise and a uniform number in [0, 1) for each example."""
 
         def draw(key: Array) -> tuple[Array, Array, Array]:
             keys = jax.random.split(key, 3)
@@ -203,49 +203,52 @@ class Task(base.Task):
     def _velocity(
         self, apply: Apply, z: Images, time: Float[Array, ''], labels: Int[Array, ' B']
     ) -> tuple[Images, Images]:
-        """The guided velocity at `time`, and the image that is predicted of the class."""
+        """Return the guided velocity at `time`, and the image predicted for the class."""
         rows = len(z)
         if self.guidance == 1:
-            made = apply(z, jnp.full(rows, time), labels)['image']
-            return self._of_prediction(made, z, time)
-        # Pairs stay neighbors, so that each device makes both predictions of its rows.
+            prediction = apply(z, jnp.full(rows, time), labels)['image']
+            return self._to_velocity(prediction, z, time)
+        # Keep pairs adjacent, so that each device computes both predictions of its rows.
         pairs = jnp.stack([labels, jnp.full_like(labels, NO_CLASS)], axis=1).reshape(-1)
-        made = apply(jnp.repeat(z, 2, axis=0), jnp.full(2 * rows, time), pairs)['image']
-        made = made.reshape(rows, 2, *z.shape[1:])
-        own, image = self._of_prediction(made[:, 0], z, time)
-        other, _ = self._of_prediction(made[:, 1], z, time)
+        prediction = apply(jnp.repeat(z, 2, axis=0), jnp.full(2 * rows, time), pairs)['image']
+        prediction = prediction.reshape(rows, 2, *z.shape[1:])
+        conditional, image = self._to_velocity(prediction[:, 0], z, time)
+        unconditional, _ = self._to_velocity(prediction[:, 1], z, time)
         low, high = self.interval
-        acts = (time < high) & ((time > low) | (low == 0))
-        return other + jnp.where(acts, self.guidance, 1.0) * (own - other), image
+        is_guided = (time < high) & ((time > low) | (low == 0))
+        return unconditional + jnp.where(is_guided, self.guidance, 1.0) * (
+            conditional - unconditional
+        ), image
 
-    def _of_prediction(
-        self, made: Images, z: Images, time: Float[Array, '']
+    def _to_velocity(
+        self, prediction: Images, z: Images, time: Float[Array, '']
     ) -> tuple[Images, Images]:
-        """The velocity and the image of a prediction."""
+        """Convert a prediction to a velocity and an image."""
         before, after = (jnp.maximum(x, self.least_divisor) for x in (time, 1 - time))
         if self.prediction == 'x':
-            return (made - z) / after, made
+            return (prediction - z) / after, prediction
         if self.prediction == 'epsilon':
-            return (z - made) / before, (z - (1 - time) * made) / before
-        return made, z + (1 - time) * made
+            return (z - prediction) / before, (z - (1 - time) * prediction) / before
+        return prediction, z + (1 - time) * prediction
 
 
 def conversion(prediction: str, space: str, time: Times, least: float = 0.0) -> Times:
-    """The factor by which an error of a prediction becomes one in another space.
+    """Compute the factor that converts an error of a prediction to another space.
 
-    Given z and t, of x, e and v each determines the others by z = t x + (1 - t) e and v = x - e:
-    an error d of x is one of -d t / (1 - t) of e and of d / (1 - t) of v. Signs are left out.
+    Given z and t, each of x, e and v determines the others by z = t x + (1 - t) e and v = x - e: an
+    error d of x is an error -d t / (1 - t) of e and d / (1 - t) of v. Signs are omitted.
 
     Args:
-      prediction, space: of SPACES.
+      prediction: space of the prediction, see SPACES.
+      space: space of the result, see SPACES.
       time: t.
-      least: of the divisors.
+      least: lower bound of divisors.
     """
-    # How large an error of each is beside one of v; to divide, not less than `least`.
-    over = {'x': 1 - time, 'epsilon': time, 'v': jnp.ones_like(time)}
+    # Error in each space, relative to the error of v.
+    relative_error = {'x': 1 - time, 'epsilon': time, 'v': jnp.ones_like(time)}
     if prediction == space:
-        return over['v']
-    return over[space] / jnp.maximum(over[prediction], least)
+        return relative_error['v']
+    return relative_error[space] / jnp.maximum(relative_error[prediction], least)
 
 
 def _by_row(x: Times) -> Float[Array, 'B 1 1 1']:

@@ -1,8 +1,8 @@
-"""Images from images by flow matching: colorization and super-resolution.
+"""Image-to-image flow matching: colorization and super-resolution.
 
-The model sees what is given of an image beside the noisy one, as further channels of its input, and
-makes whole images out of noise that fit: Saharia et al., 2022, "Palette: Image-to-Image Diffusion
-Models", arXiv:2111.05826, section 3. Each noise leads to another one of the possible images.
+The condition, a gray or small image, is concatenated to the channels of the noisy image: Saharia et
+al., 2022, "Palette: Image-to-Image Diffusion Models", arXiv:2111.05826, section 3. Different noise
+yields different images that fit the condition.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ GRAY, SMALL = 'gray', 'small'
 
 @dataclasses.dataclass(frozen=True)
 class Task(generate.Task):
-    """The task `generate` with gray or small images in the model's input, and without classes.
+    """The task `generate`, conditioned on gray or small images instead of classes.
 
     Attributes:
-      given: 'gray' for the luminance of color images, or 'small' for images whose sides are shorter
-        by a factor, enlarged to the old size.
-      factor: side in pixels of the blocks whose mean colors are the small image.
+      given: kind of condition: 'gray' for the luminance, or 'small' for images downsampled by
+        `factor` and enlarged again.
+      factor: side in pixels of the blocks that are averaged into the small image.
     """
 
     given: str = GRAY
@@ -42,26 +42,29 @@ class Task(generate.Task):
         super().__post_init__()
 
     def inputs(self, batch: Batch) -> tuple[Array, ...]:
-        """Those of `generate` without classes, and what is given of each image."""
-        images, time, none = super().inputs({'image': batch['image']})
-        return images, time, none, self.given_of(images)
+        """Return the inputs of `generate` without classes, and the condition."""
+        images, time, no_classes = super().inputs({'image': batch['image']})
+        return images, time, no_classes, self.condition_from(images)
 
     def outputs(self, apply: Apply, batch: Batch) -> dict[str, Array]:
         """See `generate`."""
-        return super().outputs(_Given(apply, self.inputs(batch)[3]), batch)
+        return super().outputs(_Conditioned(apply, self.inputs(batch)[3]), batch)
 
     def predict(self, apply: Apply, batch: Batch) -> dict[str, Array]:
-        """New images that fit what is given.
+        """Sample images that fit the condition.
 
         Returns:
           samples, finite, image: see `generate`.
-          given: bytes [B H W c].
+          given: condition, bytes [B H W c].
         """
-        given = self.inputs(batch)[3]
-        return {**super().predict(_Given(apply, given), batch), 'given': self.to_bytes(given)}
+        condition = self.inputs(batch)[3]
+        return {
+            **super().predict(_Conditioned(apply, condition), batch),
+            'given': self.to_bytes(condition),
+        }
 
-    def given_of(self, images: Images) -> Float[Array, 'B H W c']:
-        """What is given of images, both in the model's range of values; that of bytes, rounded.
+    def condition_from(self, images: Images) -> Float[Array, 'B H W c']:
+        """Compute the condition, rounded to bytes; images are in the model's range of values.
 
         Raises:
           UserError: if gray images are to be colorized, or blocks do not tile the images.
@@ -70,10 +73,10 @@ class Task(generate.Task):
         if self.given == GRAY:
             if images.shape[-1] != 3:
                 raise UserError(
-                    "config.task.given='gray': the images have no colors to learn: take images of "
-                    '3 channels'
+                    "config.task.given='gray': colorization needs images with 3 channels, not "
+                    f'{images.shape[-1]}'
                 )
-            known = colors.to_bytes(colors.to_gray(pixels / 255))
+            condition = colors.to_bytes(colors.to_gray(pixels / 255))
         else:
             height, width = images.shape[1:3]
             if height % self.factor or width % self.factor:
@@ -82,23 +85,23 @@ class Task(generate.Task):
                     f'{width} x {height} pixels'
                 )
             small = jnp.round(colors.downsample(pixels, self.factor)).astype(jnp.uint8)
-            known = colors.upsample(small, self.factor)
-        return sequences.to_range(known, self.value_range)
+            condition = colors.upsample(small, self.factor)
+        return sequences.to_range(condition, self.value_range)
 
 
-class _Given:
-    """The model with what is given of each example in its input."""
+class _Conditioned:
+    """Wrap a model so that each call gets the condition of each example."""
 
-    def __init__(self, apply: Apply, given: Images):
-        self._apply, self._given = apply, given
+    def __init__(self, apply: Apply, condition: Images):
+        self._apply, self._condition = apply, condition
         self.train, self.step, self.frozen = apply.train, apply.step, apply.frozen
 
     def __call__(self, *inputs: Any, method: str | None = None, **options: Any) -> Any:
         if method is not None:
             return self._apply(*inputs, method=method, **options)
         # Samples of an example, and pairs for guidance, are neighbors.
-        repeats = len(inputs[0]) // len(self._given)
-        return self._apply(*inputs, self._given.repeat(repeats, axis=0), **options)
+        repeats = len(inputs[0]) // len(self._condition)
+        return self._apply(*inputs, self._condition.repeat(repeats, axis=0), **options)
 
     def average(self, *inputs: Any, method: str | None = None, **options: Any) -> Any:
-        return self._apply.average(*inputs, self._given, method=method, **options)
+        return self._apply.average(*inputs, self._condition, method=method, **options)

@@ -1,4 +1,4 @@
-"""Reconstruction of the hidden patches by a masked autoencoder.
+"""Reconstruction of masked patches by a masked autoencoder.
 
 He et al., 2022, arXiv:2111.06377, section 3.
 """
@@ -29,14 +29,14 @@ EPS = 1e-6  # added to the variance of a patch
 
 @dataclasses.dataclass(frozen=True)
 class Task(base.Task):
-    """Mean squared error of the hidden patches.
+    """Reconstruct masked patches; mean squared error.
 
     Attributes:
-      target: 'normalized', a patch less its mean, over its standard deviation; or 'pixels'.
+      target: 'pixels', or 'normalized' for patches with mean 0 and standard deviation 1.
       value_range: range to which bytes 0..255 are scaled for the model; None for images normalized
         by `mean` and `std`.
-      mean, std: normalization of the target's pixels, which are in [0, 1]: a number, or one for
-        each color. For normalized patches only the ratios of `std` matter.
+      mean, std: normalization of the target's pixels in [0, 1]: one number, or one per channel.
+        For normalized patches only the ratios of `std` matter.
     """
 
     target: str = 'normalized'
@@ -55,26 +55,26 @@ class Task(base.Task):
         return (self.mean, self.std) if self.value_range is None else None
 
     def inputs(self, batch: Batch) -> tuple[Float[Array, 'B *rest'], ...]:
-        """The images, and the `noise` [B N] from which masks are drawn if the batch has it."""
+        """Return the images, and `noise` [B N], from which masks are drawn, if the batch has it."""
         noise = (batch['noise'],) if 'noise' in batch else ()
         return sequences.to_range(
             batch['image'], self.value_range or (), self.normalization
         ), *noise
 
     def loss(self, outputs: dict, batch: Batch) -> dict[str, Term]:
-        """The mean over the hidden patches of a patch's mean squared error (section 3)."""
+        """Mean over the masked patches of the mean squared error of a patch (section 3)."""
         errors = jnp.square(outputs['patches'] - self._target(outputs, batch)[0]).mean(-1)
         hidden = outputs['mask'] * self.mask(batch)[:, None]
         return {'loss': Term((errors * hidden).sum(), hidden.sum())}
 
     def predict(self, apply: Apply, batch: Batch) -> dict[str, jax.Array]:
-        """Reconstructions from masked images, and features of the whole images.
+        """Reconstruct masked images, and extract features of unmasked ones.
 
         Returns:
-          reconstruction: [B H W C], black is 0 and white 1. With normalized targets, patches get
-            the mean and standard deviation of the true ones.
-          mask: [B h w], 1 for a patch that was hidden and 0 for one that was seen.
-          features: [B D], the mean over the tokens of all patches.
+          reconstruction: [B H W C], 0 for black and 1 for white. With normalized targets, patches
+            get the true mean and standard deviation.
+          mask: [B h w], 1 for masked and 0 for visible patches.
+          features: [B D], mean of the patch tokens.
         """
         outputs = self.outputs(apply, batch)
         patches, (mean, std) = outputs['patches'], self._target(outputs, batch)[1]
@@ -90,7 +90,7 @@ class Task(base.Task):
         }
 
     def _target(self, outputs: dict, batch: Batch) -> tuple[Patches, tuple[Any, Any]]:
-        """The target patches, and the mean and standard deviation that were removed from them."""
+        """Return the target patches, and the mean and standard deviation removed from them."""
         image = self.inputs(batch)[0]
         if self.value_range is not None:
             low, high = self.value_range
@@ -105,5 +105,5 @@ class Task(base.Task):
 
 
 def _patch_size(patches: Patches, channels: int) -> int:
-    """The side of a patch in pixels, from the number of its values."""
+    """Return the side of a patch in pixels."""
     return math.isqrt(patches.shape[-1] // channels)

@@ -1,4 +1,4 @@
-"""Segmentation by masks with classes: each segment is matched with one query.
+"""Segmentation by mask classification: each segment is matched with one query.
 
 The losses of Mask2Former (Cheng et al., 2022, arXiv:2112.01527, section 3.3) for EoMT (Kerssies et
 al., 2025, arXiv:2503.19108, section 3.3 and appendix A).
@@ -26,16 +26,16 @@ from vit_jax.tasks.base import Apply, Batch, Sums
 from vit_jax.tasks.detect import class_sums, pixel_mask
 
 KINDS = ('panoptic', 'instance', 'semantic')
-AT_ONCE = 10  # masks compared with their segments together, at 12,544 points each
+MASKS_PER_CHUNK = 10  # masks compared with their segments together, at 12,544 points each
 
 
 class Targets(NamedTuple):
-    """The segments of a batch.
+    """Segments of a batch.
 
     Attributes:
-      labels: classes; arbitrary in rows without a segment.
+      labels: class indices; arbitrary in rows without a segment.
       real: true for rows with a segment to find.
-      segments: 1 + the row of the segment that a pixel belongs to; 0 for none, VOID for unknown.
+      segments: 1 + row of the segment that a pixel belongs to; 0 for none, VOID for unknown.
       counts: true for pixels that count in the loss; None if all do.
     """
 
@@ -47,28 +47,29 @@ class Targets(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Task(base.Task):
-    """Masks and classes of the segments of an image.
+    """Predict masks and classes of segments.
 
     Attributes:
-      kind: what `predict` makes of them: 'panoptic', 'instance' or 'semantic' segmentation.
-      points: number of points of an image at which masks are compared: 12,544 in the papers.
-      oversample: how many times as many random points the uncertain ones are chosen from.
-      importance: share of the points of the loss that are chosen as uncertain.
+      kind: output of `predict`: 'panoptic', 'instance' or 'semantic' segmentation.
+      points: number of points per image where masks are compared: 12,544 in the papers.
+      oversample: number of random points, relative to the number of uncertain points to choose.
+      importance: share of the loss's points that are chosen by uncertainty.
       none_weight: weight of a query without segment in the mean over queries.
       class_weight, mask_weight, dice_weight: weights of cross entropy, binary cross entropy of
         masks and dice loss, in the loss and in the cost of matching a segment with a query.
-      anneal_start, anneal_end: for each of the model's last blocks, the steps between which the
-        probability of masked attention falls from 1 to 0; empty for no masked attention.
-      anneal_power: of this polynomial.
-      count_void: whether pixels without a label, and padding, count as being outside of all masks,
-        as in the authors' code; otherwise they have no loss.
-      stuff: the classes with at most one segment in an image, such as sky.
-      instances: largest number of instances of an image, of pairs of a query and a class; 0 for the
-        best class of each query.
-      frame: height and width in pixels of the largest image that is predicted in windows, see the
-        transform `sliding_windows`: scores of classes are interpolated to the size of the file. By
-        default its pixels take the class of the nearest one of the resized image.
-      mean, std: of each channel of the images that the model was trained on, in [0, 1].
+      anneal_start, anneal_end: steps between which the probability of masked attention falls from
+        1 to 0, for each of the model's last blocks; empty for no masked attention.
+      anneal_power: power of this polynomial schedule.
+      count_void: whether unlabeled pixels and padding count as outside of all masks, as in the
+        authors' code; otherwise they have no loss.
+      stuff: classes with at most one segment per image, such as sky.
+      instances: maximum number of instances per image, pairs of a query and a class; 0 for the best
+        class of each query.
+      frame: height and width in pixels of the largest image to predict in windows, see the
+        transform
+        `sliding_windows`: class scores are interpolated to the size of the file. By default, its
+        pixels take the class of the nearest pixel of the resized image.
+      mean, std: normalization of each channel of images in [0, 1].
     """
 
     kind: str = 'panoptic'
@@ -114,17 +115,19 @@ class Task(base.Task):
         return self.mean, self.std
 
     def inputs(self, batch: Batch) -> tuple[Float[Array, 'B H W C']]:
-        """Normalized images, or windows of the transform `sliding_windows`; padding is black."""
+        """Return normalized images, or windows of the transform `sliding_windows`; padding is
+        black.
+        """
         image = batch['image'].reshape(-1, *batch['image'].shape[-3:])
         return (sequences.standardize(image, self.mean, self.std),)
 
     def outputs(self, apply: Apply, batch: Batch) -> dict[str, Any]:
-        """The model's outputs, in training also before the last blocks, with attention masked as
-        the step demands.
+        """Compute the model's outputs; in training also before each of the last blocks, with masked
+        attention as scheduled.
 
         Returns:
           logits, masks, and in training aux_logits, aux_masks: see `models.eomt`.
-          keys: uint32 [B 2], data of the keys of each image's random points.
+          keys: uint32 [B 2], key data for each image's random points.
         """
         probs: dict[str, Any] = {}
         if apply.train:
@@ -134,7 +137,7 @@ class Task(base.Task):
         return {**outputs, 'keys': jax.random.key_data(keys)}
 
     def mask_probs(self, step: Int[Array, '']) -> Float[Array, '*L']:
-        """The probability of masked attention in each of the last blocks after so many steps."""
+        """Return the probability of masked attention in each of the last blocks at a step."""
         if not self.anneal_start:
             return jnp.zeros(())
         start, end = (jnp.array(x, jnp.float32) for x in (self.anneal_start, self.anneal_end))
@@ -142,11 +145,11 @@ class Task(base.Task):
         return (1 - progress.clip(0, 1)) ** self.anneal_power
 
     def loss(self, outputs: dict, batch: Batch) -> dict[str, Term]:
-        """Class, mask and dice losses of the last prediction, and of all predictions before it.
+        """Class, mask and dice losses of the last prediction, and of all earlier predictions.
 
-        Class losses are divided by the sum of the weights of the queries, those of masks by the
-        number of segments. Metrics are `accuracy`, over the classes of matched segments, and
-        `unmatched`, the share of segments left without a query.
+        Class losses are divided by the total weight of the queries, mask losses by the number of
+        segments. Metrics are `accuracy`, over the classes of matched segments, and `unmatched`, the
+        share of segments without a query.
         """
         sums = {
             name: x.sum(0) for name, x in self._sums(outputs, make_targets(self, batch)).items()
@@ -164,42 +167,44 @@ class Task(base.Task):
         }
 
     def evaluate(self, apply: Apply, batch: Batch) -> Sums:
-        """The terms of `loss` for the last prediction, and `loss`: the mean of the losses of
-        images, each with its own normalizers, so that it does not depend on the batches.
+        """Terms of `loss` for the last prediction, and `loss`: the mean over images, each
+        normalized by its own segments, so that it does not depend on how images are batched.
         """
         examples = self.mask(batch)
-        found = self._sums(self.outputs(apply, batch), make_targets(self, batch))
-        found = {name: (x.T * examples).T for name, x in found.items()}
-        last = {name: found[name][:, -1] for name in ('class', 'mask', 'dice', 'correct')}
-        weight, objects = (jnp.where(n > 0, n, 1) for n in (found['weight'], found['objects']))
+        sums = self._sums(self.outputs(apply, batch), make_targets(self, batch))
+        sums = {name: (x.T * examples).T for name, x in sums.items()}
+        last = {name: sums[name][:, -1] for name in ('class', 'mask', 'dice', 'correct')}
+        weight, objects = (jnp.where(n > 0, n, 1) for n in (sums['weight'], sums['objects']))
         masks = self.mask_weight * last['mask'] + self.dice_weight * last['dice']
         loss = self.class_weight * last['class'] / weight + masks / objects
-        count = found['objects'].sum()
+        count = sums['objects'].sum()
         return {
             'loss': (loss.sum(), examples.sum()),
-            'class': (last['class'].sum(), found['weight'].sum()),
+            'class': (last['class'].sum(), sums['weight'].sum()),
             'mask': (last['mask'].sum(), count),
             'dice': (last['dice'].sum(), count),
             'accuracy': (last['correct'].sum(), count),
-            'unmatched': (found['unmatched'].sum(), count),
+            'unmatched': (sums['unmatched'].sum(), count),
         }
 
     def predict(self, apply: Apply, batch: Batch) -> dict[str, Array]:
-        """Predictions of the task's `kind`.
+        """Return predictions of the task's `kind`.
 
         Returns, for panoptic and instance segmentation:
-          scores: [B K], the probability of the class. Panoptic: of each query, 0 where "no segment"
-            is more probable. Instance: the `instances` most probable pairs of query and class; to
-            be multiplied by the mean probability within the mask.
+          scores: [B K], probability of the class. Panoptic: of each query, 0 where "no segment" is
+            more probable. Instance: of the `instances` most probable pairs of query and class;
+            multiply it by the mean probability within the mask.
           labels: int32 [B K].
-          queries: int32 [B K], the row of `masks`; only of instances.
-          things: bool [B K], whether the class is a thing, not stuff; only of panoptic ones.
-          masks: [B Q h w], logits of the pixels of the padded image.
-          frame, size: int32 [B 2], height and width in pixels of the padded and of the real image.
+          queries: int32 [B K], row of `masks`; only for instances.
+          things: bool [B K], whether the class is a thing, not stuff; only for panoptic
+            segmentation.
+          masks: [B Q h w], mask logits of the padded image.
+          frame, size: int32 [B 2], height and width in pixels of the padded and of the original
+            image.
         Returns, for semantic segmentation:
-          segmentation: int32 [B H W], the class of each pixel of the padded image, or, of images in
-            windows, of the original or of the resized image, see `frame`.
-          size: int32 [B 2], height and width in pixels of the real image in it.
+          segmentation: int32 [B H W], class of each pixel of the padded image; for windows, of the
+            original or the resized image, see `frame`.
+          size: int32 [B 2], height and width in pixels of the image without padding.
         """
         if self.kind == 'semantic':
             return self._classes_of_pixels(apply, batch)
@@ -221,10 +226,10 @@ class Task(base.Task):
         if image.ndim == 5:
             scores = scores.reshape(*image.shape[:2], *scores.shape[1:])
             return sliding.segmentation(scores, batch, self.frame)
-        found = jnp.where(
+        classes = jnp.where(
             jnp.isfinite(scores).all(1), scores.argmax(1).astype(jnp.int32), sliding.NOT_FINITE
         )
-        return {'segmentation': found, 'size': image_sizes(batch)}
+        return {'segmentation': classes, 'size': image_sizes(batch)}
 
     def _best_classes(self, probs: Float[Array, 'B Q C']) -> dict[str, Array]:
         labels = probs[..., :-1].argmax(-1).astype(jnp.int32)
@@ -239,9 +244,9 @@ class Task(base.Task):
         probs = probs[..., :-1]
         batch, queries, classes = probs.shape
         if not self.instances:
-            every = jnp.broadcast_to(jnp.arange(queries, dtype=jnp.int32), (batch, queries))
+            all_queries = jnp.broadcast_to(jnp.arange(queries, dtype=jnp.int32), (batch, queries))
             labels = probs.argmax(-1).astype(jnp.int32)
-            return {'scores': probs.max(-1), 'labels': labels, 'queries': every}
+            return {'scores': probs.max(-1), 'labels': labels, 'queries': all_queries}
         pairs = probs.reshape(batch, -1)
         scores, best = jax.lax.top_k(pairs, min(self.instances, pairs.shape[-1]))
         best = best.astype(jnp.int32)
@@ -250,7 +255,7 @@ class Task(base.Task):
     def match(
         self, outputs: dict, targets: Targets, points: Float[Array, 'B L P 2']
     ) -> Int[Array, 'B L N']:
-        """The query of each segment in each prediction, the last one last; -1 for none."""
+        """Match segments with queries in each prediction, the last one last; -1 for none."""
         logits, masks = all_predictions(outputs)
         real = jnp.broadcast_to(targets.real[:, None], (*logits.shape[:2], targets.real.shape[1]))
         return match(self.cost(logits, masks, targets, points), real)
@@ -262,32 +267,32 @@ class Task(base.Task):
         targets: Targets,
         points: Float[Array, 'B L P 2'],
     ) -> Float[Array, 'B L N Q']:
-        """The cost of matching a segment with a query, masks compared at `points`."""
+        """Compute the cost of matching segments with queries, comparing masks at `points`."""
         numbers = jnp.arange(1, targets.labels.shape[1] + 1)
-        wanted = jax.vmap(numbered, (0, 0, None))(targets.segments, points, numbers)
-        counts = jax.vmap(counted)(targets.counts, points)[..., None, :]
-        found = mask_ops.sample(masks, points)
+        truth = jax.vmap(sample_segments, (0, 0, None))(targets.segments, points, numbers)
+        counts = jax.vmap(sample_counts)(targets.counts, points)[..., None, :]
+        sampled = mask_ops.sample(masks, points)
         labels = jnp.broadcast_to(
-            targets.labels[:, None, None], (*wanted.shape[:2], 1, len(numbers))
+            targets.labels[:, None, None], (*truth.shape[:2], 1, len(numbers))
         )
         probs = jnp.take_along_axis(jax.nn.softmax(logits), labels, axis=-1).swapaxes(-1, -2)
 
-        def shared(x: Array) -> Array:
-            return jnp.einsum('blnp,blqp->blnq', wanted, x * counts)
+        def overlap(x: Array) -> Array:
+            return jnp.einsum('blnp,blqp->blnq', truth, x * counts)
 
         def area(x: Array) -> Array:
             return (x * counts).sum(-1)
 
-        inside = jax.nn.sigmoid(found)
-        number = counts.sum(-1).clip(1)[..., None]
-        entropy = (area(jax.nn.softplus(found))[..., None, :] - shared(found)) / number
-        sizes = area(inside)[..., None, :] + area(wanted)[..., None]
-        dice = 1 - (2 * shared(inside) + 1) / (sizes + 1)
+        inside = jax.nn.sigmoid(sampled)
+        count = counts.sum(-1).clip(1)[..., None]
+        entropy = (area(jax.nn.softplus(sampled))[..., None, :] - overlap(sampled)) / count
+        sizes = area(inside)[..., None, :] + area(truth)[..., None]
+        dice = 1 - (2 * overlap(inside) + 1) / (sizes + 1)
         return self.mask_weight * entropy - self.class_weight * probs + self.dice_weight * dice
 
     def _sums(self, outputs: dict, targets: Targets) -> dict[str, Float[Array, 'B *L']]:
-        """Sums over each image: `class`, `mask`, `dice` and `correct` of all L predictions, the
-        last one last; and the counts `weight`, `objects` and `unmatched`.
+        """Sum `class`, `mask`, `dice` and `correct` over each image in each of L predictions, the
+        last one last; also return the counts `weight`, `objects` and `unmatched`.
         """
         logits, masks = all_predictions(outputs)
         keys = prediction_keys(outputs['keys'], logits.shape[1])
@@ -298,18 +303,18 @@ class Task(base.Task):
         def losses(prediction: tuple[Array, Array, Array]) -> dict[str, Array]:
             return self._mask_losses(*prediction, targets)
 
-        # One prediction after the other, since each takes a lot of memory.
-        turns = (masks, places, keys[:, :, 1])
-        per_mask = jax.lax.map(losses, jax.tree.map(lambda x: x.swapaxes(0, 1), turns))
-        # The optimal matching has min(objects, queries) pairs, so counts depend on the batch alone.
+        # One prediction at a time, since each takes a lot of memory.
+        predictions = (masks, places, keys[:, :, 1])
+        per_mask = jax.lax.map(losses, jax.tree.map(lambda x: x.swapaxes(0, 1), predictions))
+        # The optimal matching has min(objects, queries) pairs, so counts only depend on the batch.
         queries, objects = logits.shape[-2], targets.real.sum(-1)
-        most = jnp.minimum(objects, queries)
+        num_matched = jnp.minimum(objects, queries)
         return {
             **class_sums(logits, labels, places, self.none_weight),
             **{name: x.swapaxes(0, 1) for name, x in per_mask.items()},
-            'weight': most + self.none_weight * (queries - most),
+            'weight': num_matched + self.none_weight * (queries - num_matched),
             'objects': objects.astype(jnp.float32),
-            'unmatched': (objects - most).astype(jnp.float32),
+            'unmatched': (objects - num_matched).astype(jnp.float32),
         }
 
     def _mask_losses(
@@ -319,30 +324,33 @@ class Task(base.Task):
         keys: Key[Array, ' B'],
         targets: Targets,
     ) -> dict[str, Float[Array, ' B']]:
-        """`mask` and `dice` of the matched masks of each image, summed.
+        """Sum `mask` and `dice` losses over the matched masks of each image.
 
-        AT_ONCE masks of every image are computed together, and none if all of them are padding.
+        Masks are computed in chunks of MASKS_PER_CHUNK per image; chunks with only padding are
+        skipped.
         """
         rows, count = places.shape
-        places = jnp.pad(places, ((0, 0), (0, -count % AT_ONCE)), constant_values=-1)
-        numbers = 1 + jnp.arange(places.shape[1]).reshape(-1, AT_ONCE)
+        places = jnp.pad(places, ((0, 0), (0, -count % MASKS_PER_CHUNK)), constant_values=-1)
+        numbers = 1 + jnp.arange(places.shape[1]).reshape(-1, MASKS_PER_CHUNK)
         matched = jax.vmap(lambda mask, place: mask[place.clip(0)])(masks, places)
 
-        def some(of: tuple[Array, Array, Array]) -> dict[str, Array]:
-            matched, real, numbers = of
+        def losses_of_chunk(chunk: tuple[Array, Array, Array]) -> dict[str, Array]:
+            matched, real, numbers = chunk
 
             def losses() -> dict[str, Array]:
-                each = jax.vmap(self._losses_of, (0, 0, None, 0, 0, 0))
-                return each(matched, real, numbers, keys, targets.segments, targets.counts)
+                compute = jax.vmap(self._losses_of, (0, 0, None, 0, 0, 0))
+                return compute(matched, real, numbers, keys, targets.segments, targets.counts)
 
             none = {'mask': jnp.zeros(rows), 'dice': jnp.zeros(rows)}
             return jax.lax.cond(real.any(), losses, lambda: none)
 
-        def divided(x: Array) -> Array:
+        def split_chunks(x: Array) -> Array:
             return x.reshape(rows, *numbers.shape, *x.shape[2:]).swapaxes(0, 1)
 
-        each = jax.lax.map(some, (divided(matched), divided(places >= 0), numbers))
-        return {name: x.sum(0) for name, x in each.items()}
+        chunk_losses = jax.lax.map(
+            losses_of_chunk, (split_chunks(matched), split_chunks(places >= 0), numbers)
+        )
+        return {name: x.sum(0) for name, x in chunk_losses.items()}
 
     def _losses_of(
         self,
@@ -353,61 +361,61 @@ class Task(base.Task):
         segments: Int[Array, 'H W'],
         counts: Bool[Array, 'H W'] | None,
     ) -> dict[str, Float[Array, '']]:
-        """`mask` and `dice` of some matched masks of one image, summed over the real ones."""
+        """Sum `mask` and `dice` losses over the real masks of one image."""
 
-        @jax.checkpoint  # keep the points, not all that is computed from them
+        @jax.checkpoint  # store the points, not the values computed from them
         def losses(mask: Array, points: Array, number: Array) -> dict[str, Array]:
             logits = mask_ops.sample(mask[None], points)[0]
-            wanted = numbered(segments, points, number[None])[0]
-            weights = counted(counts, points)
-            entropy = (jax.nn.softplus(logits) - logits * wanted) * weights
-            probs, wanted = jax.nn.sigmoid(logits) * weights, wanted * weights
-            dice = 1 - (2 * (probs * wanted).sum() + 1) / (probs.sum() + wanted.sum() + 1)
+            truth = sample_segments(segments, points, number[None])[0]
+            weights = sample_counts(counts, points)
+            entropy = (jax.nn.softplus(logits) - logits * truth) * weights
+            probs, truth = jax.nn.sigmoid(logits) * weights, truth * weights
+            dice = 1 - (2 * (probs * truth).sum() + 1) / (probs.sum() + truth.sum() + 1)
             return {'mask': entropy.sum() / weights.sum().clip(1), 'dice': dice}
 
-        def uncertain(number: Array, mask: Array) -> Array:
-            draw = jax.random.fold_in(key, number - 1)
+        def sample_uncertain(number: Array, mask: Array) -> Array:
+            point_key = jax.random.fold_in(key, number - 1)
             return mask_ops.uncertain_points(
-                draw, mask, self.points, self.oversample, self.importance
+                point_key, mask, self.points, self.oversample, self.importance
             )
 
-        points = jax.vmap(uncertain)(numbers, jax.lax.stop_gradient(masks))
-        each = jax.vmap(losses)(masks, points, numbers)
-        return {name: (x * real).sum() for name, x in each.items()}
+        points = jax.vmap(sample_uncertain)(numbers, jax.lax.stop_gradient(masks))
+        mask_losses = jax.vmap(losses)(masks, points, numbers)
+        return {name: (x * real).sum() for name, x in mask_losses.items()}
 
 
 def make_targets(task: Task, batch: Batch) -> Targets:
-    """The segments to find, without padding, crowds, and segments that no pixel belongs to.
+    """Build the targets, without padding, crowds, and segments without pixels.
 
     Raises:
       UserError: if the batch has no numbered and padded segments.
     """
     if missing := [name for name in ('segments', 'labels', 'object_mask') if name not in batch]:
         raise UserError(
-            f'segmentation needs {missing[0]!r}, the data have {", ".join(batch)}: take a source '
-            "with masks, and let the transforms end in 'number_masks|pad_objects(100)'"
+            f'segmentation needs {missing[0]!r}, but the data have {", ".join(batch)}: use a '
+            "source with masks, and end the transforms with 'number_masks|pad_objects(100)'"
         )
     segments, real = batch['segments'], batch['object_mask']
     if 'crowd' in batch:
         real &= ~batch['crowd'].astype(bool)
 
-    def seen(segments: Array) -> Array:
+    def is_visible(segments: Array) -> Array:
         empty = jnp.zeros(real.shape[1] + 1, bool)
         return empty.at[jnp.maximum(segments, 0).reshape(-1)].set(True, mode='drop')[1:]
 
-    real &= jax.vmap(seen)(segments)
+    real &= jax.vmap(is_visible)(segments)
     counts = None if task.count_void else (segments != VOID) & pixel_mask(batch)
     return Targets(batch['labels'], real, segments, counts)
 
 
 def image_sizes(batch: Batch) -> Int[Array, 'B 2']:
-    """Height and width in pixels of the images without padding."""
+    """Return height and width in pixels of the images without padding."""
     real = pixel_mask(batch)
     return jnp.stack([real[:, :, 0].sum(-1), real[:, 0].sum(-1)], -1).astype(jnp.int32)
 
 
 def all_predictions(outputs: dict) -> tuple[Float[Array, 'B L Q C'], Float[Array, 'B L Q h w']]:
-    """Logits and masks of all predictions, the last one last."""
+    """Stack logits and masks of all predictions, the last one last."""
     last = outputs['logits'][:, None], outputs['masks'][:, None]
     if 'aux_logits' not in outputs:
         return last
@@ -416,33 +424,33 @@ def all_predictions(outputs: dict) -> tuple[Float[Array, 'B L Q C'], Float[Array
 
 
 def prediction_keys(data: Shaped[Array, 'B 2'], count: int) -> Key[Array, 'B L 2']:
-    """Two keys for each of `count` predictions of an image: of the points of the cost, and of the
-    loss.
+    """Return two keys for each of `count` predictions per image: for the points of the cost and of
+    the loss.
     """
 
     def split(key: Array, number: Array) -> Array:
         return jax.random.split(jax.random.fold_in(key, number))
 
-    each = jax.vmap(jax.vmap(split, (None, 0)), (0, None))
-    return each(jax.random.wrap_key_data(data), jnp.arange(count))
+    split_all = jax.vmap(jax.vmap(split, (None, 0)), (0, None))
+    return split_all(jax.random.wrap_key_data(data), jnp.arange(count))
 
 
-def numbered(
+def sample_segments(
     segments: Int[Array, 'H W'], points: Float[Array, '*B P 2'], numbers: Int[Array, ' K']
 ) -> Float[Array, '*B K P']:
-    """Bilinear interpolation of the masks of segments, without making the masks.
+    """Interpolate masks of segments bilinearly, without materializing the masks.
 
     Args:
-      segments: the number of the segment of each pixel.
-      points: see `ops.masks.corners`.
-      numbers: of the segments to sample.
+      segments: number of the segment at each pixel.
+      points: points to sample, see `ops.masks.corners`.
+      numbers: numbers of the segments to sample.
     """
     at = mask_ops.corners(points, segments.shape)
     same = segments.reshape(-1)[at.pixel][..., None, :] == numbers[:, None]
     return (same * at.weight[..., None, :]).sum(0)
 
 
-def counted(
+def sample_counts(
     counts: Bool[Array, 'H W'] | None, points: Float[Array, '*B P 2']
 ) -> Float[Array, '*B P']:
     """1 for points on pixels that count, else 0; all ones if `counts` is None."""
@@ -454,11 +462,12 @@ def counted(
 
 
 def class_scores(outputs: dict, size: tuple[int, int]) -> Float[Array, 'B C H W']:
-    """The score of each class in each pixel: the sum over queries of the class's probability times
-    the mask's (MaskFormer, Cheng et al., 2021, arXiv:2107.06278, section 3.4).
+    """Score each class in each pixel: sum over queries the class's probability times the mask's.
+
+    See MaskFormer, Cheng et al., 2021, arXiv:2107.06278, section 3.4.
 
     Args:
-      outputs: of the model.
+      outputs: model outputs.
       size: height and width in pixels of the model's images.
     """
     classes = jax.nn.softmax(outputs['logits'])[..., :-1]

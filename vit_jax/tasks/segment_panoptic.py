@@ -1,4 +1,4 @@
-"""Panoptic segmentation by a detector: detection losses and mask losses.
+"""Panoptic segmentation with a detector: detection losses plus mask losses.
 
 Carion et al., 2020, arXiv:2005.12872, section 4.4.
 """
@@ -23,13 +23,13 @@ from vit_jax.tasks.detect import make_targets, pixel_mask
 
 @dataclasses.dataclass(frozen=True)
 class Task(detect.Task):
-    """Boxes, classes and masks of the things and the stuff of an image.
+    """Predict boxes, classes and masks of things and stuff.
 
     Attributes:
       mask_weight, dice_weight: weights of focal and dice loss in the loss.
       stuff: the classes with at most one segment in an image, such as sky.
 
-    The other attributes are those of detection.
+    For the other attributes see the task `detect`.
     """
 
     mask_weight: float = 1.0
@@ -37,10 +37,10 @@ class Task(detect.Task):
     stuff: tuple[int, ...] = ()
 
     def loss(self, outputs: dict, batch: Batch) -> dict[str, Term]:
-        """The terms of detection, and the focal loss `mask` and the loss `dice` of matched objects
-        for the last block of the decoder, means over objects.
+        """Detection terms, and the focal loss `mask` and the `dice` loss of matched objects in the
+        decoder's last block, averaged over objects.
 
-        Padding does not count. The authors count it; without padding the losses are theirs.
+        Padding does not count. The authors' code counts it; without padding the losses agree.
         """
         targets, segments = make_targets(batch), require_segments(batch)
         places, real = self.match(outputs, targets), pixel_mask(batch)
@@ -53,7 +53,7 @@ class Task(detect.Task):
         }
 
     def evaluate(self, apply: Apply, batch: Batch) -> Sums:
-        """The terms of `loss` for the last block, and `loss` as in detection."""
+        """Terms of `loss` for the last block, and `loss` as in detection."""
         outputs, targets = self.outputs(apply, batch), make_targets(batch)
         places, real = self.match(outputs, targets), pixel_mask(batch)
         mask = self.mask(batch)
@@ -71,7 +71,7 @@ class Task(detect.Task):
         }
 
     def predict(self, apply: Apply, batch: Batch) -> dict[str, jax.Array]:
-        """Predictions for `vit_jax.ops.panoptic.merge`, which makes segments of them.
+        """Return predictions for `vit_jax.ops.panoptic.merge`, which turns them into segments.
 
         Returns:
           scores: [B Q], the probability of the class; 0 where "no object" is more probable.
@@ -82,14 +82,14 @@ class Task(detect.Task):
           frame, size: int32 [B 2], height and width in pixels of the padded and of the real image.
         """
         outputs = self.outputs(apply, batch)
-        found = self.detected(outputs)
+        detections = self.detected(outputs)
         none = outputs['logits'].argmax(-1) == outputs['logits'].shape[-1] - 1
         mask = pixel_mask(batch)
         frame = jnp.broadcast_to(jnp.array(mask.shape[1:]), (len(mask), 2))
         return {
-            **found,
-            'scores': jnp.where(none, 0, found['scores']),
-            'things': ~jnp.isin(found['labels'], jnp.array(self.stuff, jnp.int32)),
+            **detections,
+            'scores': jnp.where(none, 0, detections['scores']),
+            'things': ~jnp.isin(detections['labels'], jnp.array(self.stuff, jnp.int32)),
             'masks': outputs['masks'],
             'frame': frame.astype(jnp.int32),
             'size': jnp.stack([mask[:, :, 0].sum(-1), mask[:, 0].sum(-1)], -1).astype(jnp.int32),
@@ -102,29 +102,29 @@ def mask_sums(
     segments: Int[Array, 'B H W'],
     real: Bool[Array, 'B H W'],
 ) -> dict[str, Float[Array, ' B']]:
-    """Focal and dice loss of the masks of matched objects, summed over each image.
+    """Sum the focal and dice losses of matched masks over each image.
 
     Args:
-      masks: logits of the pixels of each query's object, at any size.
-      places: the query of each object, -1 for none.
-      segments: see `segments_of`.
+      masks: mask logits of each query, at any size.
+      places: query index of each object, -1 for none.
+      segments: see `require_segments`.
       real: false for padding.
     """
-    found = jnp.take_along_axis(masks, places.clip(0)[..., None, None], axis=1)
-    logits = mask_ops.resize_bilinear(found, segments.shape[1:])
-    wanted = mask_ops.from_segments(segments, places.shape[1])
+    matched = jnp.take_along_axis(masks, places.clip(0)[..., None, None], axis=1)
+    logits = mask_ops.resize_bilinear(matched, segments.shape[1:])
+    truth = mask_ops.from_segments(segments, places.shape[1])
     losses = {
-        'mask': mask_ops.focal_loss(logits, wanted, real[:, None]),
-        'dice': mask_ops.dice_loss(logits, wanted, real[:, None]),
+        'mask': mask_ops.focal_loss(logits, truth, real[:, None]),
+        'dice': mask_ops.dice_loss(logits, truth, real[:, None]),
     }
     return {name: (x * (places >= 0)).sum(-1) for name, x in losses.items()}
 
 
 def require_segments(batch: dict[str, Any]) -> Int[Array, 'B H W']:
-    """1 + the row of the object that a pixel belongs to, 0 for none.
+    """Return 1 + the row of the object that each pixel belongs to, 0 for none.
 
     Raises:
-      UserError: if the batch has none.
+      UserError: if the batch has no segments.
     """
     if 'segments' not in batch:
         raise UserError(

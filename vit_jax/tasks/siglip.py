@@ -1,4 +1,4 @@
-"""Match images with their captions: the sigmoid loss of SigLIP, or the softmax of CLIP."""
+"""Contrastive learning of images and captions: the sigmoid loss of SigLIP, or CLIP's softmax."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vit_jax.ops.terms import Term
 from vit_jax.tasks import base
 from vit_jax.tasks.base import Apply, Batch
 
-LOWEST = -1e30  # logit of padding: its exponential is 0, and differences stay finite
+LOWEST = -1e30  # logit of padding: exp is 0, and differences stay finite
 Rows = Float[Array, ' B']
 Block = Float[Array, 'B C']
 Matches = Bool[Array, 'B C']
@@ -29,22 +29,21 @@ Columns = Shaped[Array, ' C']
 
 @dataclasses.dataclass(frozen=True)
 class Task(base.Task):
-    """Every image with its text against all other texts of the global batch, and vice versa.
+    """Contrast each image and its text with all other texts of the global batch, and vice versa.
 
     Attributes:
       loss_name: 'sigmoid', Zhai et al., 2023, arXiv:2303.15343, or 'softmax', Radford et al., 2021,
         arXiv:2103.00020.
-      text: the field of the data that holds the ids of the captions.
-      repeats: texts that occur more than once in a batch are 'negatives' of one another's images,
-        as in the papers, or 'matches', for captions made of few words.
-      chunk: texts compared with all images at a time, so that the logits of a large batch are never
-        held at once.
-      locked_image: let no gradient flow into the image tower, as in locked-image tuning (LiT,
-        arXiv:2111.07991). Add its parameters to `config.optim.freeze` too, or weight decay will
+      text: batch field with the token ids of captions.
+      repeats: whether equal texts in a batch count as 'negatives' of each other's images, as in the
+        papers, or as 'matches', for short captions.
+      chunk: number of texts compared with all images at a time, to limit the memory for logits.
+      locked_image: stop the gradient into the image tower, as in locked-image tuning (LiT,
+        arXiv:2111.07991). Also add its parameters to `config.optim.freeze`, or weight decay will
         shrink them.
       value_range: range to which bytes 0..255 are scaled for the model.
       mean, std: normalization of each channel of images in [0, 1]; empty for `value_range`.
-      prompts: ids of the texts that predictions choose from.
+      prompts: token ids of texts to compare with images in `predict`.
     """
 
     loss_name: str = 'sigmoid'
@@ -74,24 +73,22 @@ class Task(base.Task):
     def inputs(
         self, batch: Batch
     ) -> tuple[Float[Array, 'B H W C'] | Sequences, Int[Array, 'B N'] | None]:
-        """Scaled images, or sequences of their patches, and the ids of their captions, if the batch
-        has any.
-        """
+        """Return scaled images, or sequences of their patches, and token ids of captions."""
         images = sequences.from_batch(batch, self.value_range, self.normalization)
         return images, batch.get(self.text)
 
     def outputs(self, apply: Apply, batch: Batch) -> dict[str, jax.Array]:
-        """Embeddings `image` and `text` [B E], `scale` and `bias`; no `text` without captions."""
-        found = apply(*self.inputs(batch))
+        """Return the embeddings `image` and, with captions, `text` [B E]; `scale` and `bias`."""
+        outputs = apply(*self.inputs(batch))
         if self.locked_image:
-            found = found | {'image': jax.lax.stop_gradient(found['image'])}
-        return found
+            outputs = outputs | {'image': jax.lax.stop_gradient(outputs['image'])}
+        return outputs
 
     def loss(self, outputs: dict[str, jax.Array], batch: Batch) -> dict[str, Term]:
-        """The loss, a mean over pairs, and how often the best of the batch is a right one.
+        """Mean over pairs of the loss, and how often the best match in the batch is correct.
 
         Raises:
-          UserError: if the batch has no ids of captions.
+          UserError: if the batch has no token ids of captions.
         """
         if self.text not in batch:
             raise UserError(
@@ -100,52 +97,52 @@ class Task(base.Task):
             )
         mask, ids = self.mask(batch), batch[self.text]
         keys = ids if self.repeats == 'matches' else jnp.arange(len(ids))[:, None]
-        made = Pairs(
+        pairs = Pairs(
             outputs['image'], outputs['text'], outputs['scale'], outputs['bias'], mask, keys
         )
-        found = LOSSES[self.loss_name](made, self.chunk)
-        # A softmax is the mean of two; the sigmoid's pairs are counted for the images alone.
+        losses = LOSSES[self.loss_name](pairs, self.chunk)
+        # The softmax averages two losses; the sigmoid counts its pairs only for images.
         share = 0.5 if self.loss_name == 'softmax' else 1.0
-        losses = share * (found.image_losses + found.text_losses)
+        total = share * (losses.image_losses + losses.text_losses)
         count = mask.sum()
         return {
-            'loss': Term(losses.sum(), count),
-            'right_text': Term(found.right_text.sum(), count, weight=0.0),
-            'right_image': Term(found.right_image.sum(), count, weight=0.0),
+            'loss': Term(total.sum(), count),
+            'right_text': Term(losses.right_text.sum(), count, weight=0.0),
+            'right_image': Term(losses.right_image.sum(), count, weight=0.0),
         }
 
     def predict(self, apply: Apply, batch: Batch) -> dict[str, jax.Array]:
-        """Embeddings, and the match of every image with each of `prompts`.
+        """Return embeddings, and compare each image with each prompt.
 
         Returns:
-          features: of images [B E], if there are any.
-          text: of captions [B E], if there are any.
-          probs: of `prompts` [B T]: the sigmoid of the logits, each for itself, or their softmax.
-          similarity: cosines of images and `prompts` [B T].
+          features: image embeddings [B E], if there are images.
+          text: caption embeddings [B E], if there are captions.
+          probs: probabilities of `prompts` [B T]: the sigmoid or softmax of the logits.
+          similarity: cosine similarities of images and `prompts` [B T].
         """
-        found = {}
+        outputs = {}
         if 'image' in batch or 'patches' in batch:
-            found = apply(self.inputs(batch)[0])
-        made = {'features': found['image']} if found else {}
+            outputs = apply(self.inputs(batch)[0])
+        predictions = {'features': outputs['image']} if outputs else {}
         if (ids := batch.get(self.text)) is not None:
-            made['text'] = apply(ids, method='embed_texts')
-        if self.prompts and found:
+            predictions['text'] = apply(ids, method='embed_texts')
+        if self.prompts and outputs:
             texts = apply(jnp.array(self.prompts), method='embed_texts')
-            similarity = jnp.einsum('be,te->bt', found['image'], texts, precision='highest')
-            logits = found['scale'] * similarity + found['bias']
-            choose = jax.nn.sigmoid if self.loss_name == 'sigmoid' else jax.nn.softmax
-            made |= {'probs': choose(logits), 'similarity': similarity}
-        return made
+            similarity = jnp.einsum('be,te->bt', outputs['image'], texts, precision='highest')
+            logits = outputs['scale'] * similarity + outputs['bias']
+            to_probs = jax.nn.sigmoid if self.loss_name == 'sigmoid' else jax.nn.softmax
+            predictions |= {'probs': to_probs(logits), 'similarity': similarity}
+        return predictions
 
 
 class Pairs(NamedTuple):
-    """Embeddings of matching images and texts, row by row.
+    """Embeddings of images and their texts, row by row.
 
     Attributes:
-      image, text: [B E].
-      scale, bias: logits are scale * <image, text> + bias.
+      image, text: embeddings [B E].
+      scale, bias: coefficients of logits, scale * <image, text> + bias.
       mask: 1 for pairs and 0 for padding.
-      keys: a text matches an image if their rows here are equal, [B K].
+      keys: [B K]; a text matches an image if their keys are equal.
     """
 
     image: Float[Array, 'B E']
@@ -157,15 +154,15 @@ class Pairs(NamedTuple):
 
 
 class Losses(NamedTuple):
-    """Losses of pairs, and whether the best match is right: 1, or 0 if a wrong one is as near.
+    """Losses of pairs, and whether the best match is correct.
 
-    It is NaN if a logit is not finite.
+    Ties count as errors. Where a logit is not finite, the result is NaN.
 
     Attributes:
-      image_losses: for every image, of its logits with all texts; 0 for padding.
-      text_losses: for every text; zeros if the loss does not distinguish the two.
-      right_text: of every image.
-      right_image: of every text.
+      image_losses: loss of each image, from its logits with all texts; 0 for padding.
+      text_losses: loss of each text; zeros if the loss is the same from both sides.
+      right_text: 1 for each image whose best text is correct.
+      right_image: 1 for each text whose best image is correct.
     """
 
     image_losses: Rows
@@ -175,33 +172,35 @@ class Losses(NamedTuple):
 
 
 def sigmoid(pairs: Pairs, chunk: int) -> Losses:
-    """Minus the sum over texts of log sigmoid(+-logit), + for matches; algorithm 1 of SigLIP.
+    """-sum over texts of log sigmoid(+-logit), + for matches; algorithm 1 of SigLIP.
 
     Args:
-      pairs: of the whole batch.
-      chunk: texts compared with all images at a time.
+      pairs: pairs of the whole batch.
+      chunk: number of texts compared with all images at a time.
     """
 
-    def block(logits: Block, same: Matches, real: Matches) -> tuple[BlockSums, Columns]:
-        losses = -jax.nn.log_sigmoid(jnp.where(same, logits, -logits))
+    def block(logits: Block, is_match: Matches, real: Matches) -> tuple[BlockSums, Columns]:
+        losses = -jax.nn.log_sigmoid(jnp.where(is_match, logits, -logits))
         return (jnp.where(real, losses, 0).sum(1),), jnp.zeros(losses.shape[1])
 
     return _losses_by_blocks(pairs, chunk, block, lambda losses: losses.sum(0))
 
 
 def softmax(pairs: Pairs, chunk: int) -> Losses:
-    """Cross entropy of the right one among all texts, and among all images.
+    """Cross entropy of the matching text among all texts, and of the image among all images.
 
-    If several match, they share the probability of the target evenly. Arguments as of `sigmoid`.
+    Several matches share the target probability evenly. For arguments see `sigmoid`.
     """
 
-    def block(logits: Block, same: Matches, real: Matches) -> tuple[BlockSums, Columns]:
-        logits, right = jnp.where(real, logits, LOWEST), jnp.where(same, logits, 0)
-        text_losses = jax.nn.logsumexp(logits, 0) - right.sum(0) / jnp.maximum(same.sum(0), 1)
-        return (jax.nn.logsumexp(logits, 1), right.sum(1), same.sum(1)), text_losses
+    def block(logits: Block, is_match: Matches, real: Matches) -> tuple[BlockSums, Columns]:
+        logits, matching_logits = jnp.where(real, logits, LOWEST), jnp.where(is_match, logits, 0)
+        text_losses = jax.nn.logsumexp(logits, 0) - matching_logits.sum(0) / jnp.maximum(
+            is_match.sum(0), 1
+        )
+        return (jax.nn.logsumexp(logits, 1), matching_logits.sum(1), is_match.sum(1)), text_losses
 
-    def image_losses(total: Array, right: Array, count: Array) -> Rows:
-        return jax.nn.logsumexp(total, 0) - right.sum(0) / jnp.maximum(count.sum(0), 1)
+    def image_losses(total: Array, matching_logits: Array, count: Array) -> Rows:
+        return jax.nn.logsumexp(total, 0) - matching_logits.sum(0) / jnp.maximum(count.sum(0), 1)
 
     return _losses_by_blocks(pairs, chunk, block, image_losses)
 
@@ -212,58 +211,66 @@ def _losses_by_blocks(
     block: Callable[[Block, Matches, Matches], tuple[BlockSums, Columns]],
     image_losses: Callable[..., Rows],
 ) -> Losses:
-    """Losses from `block`, which has all images and some texts.
+    """Compute losses block by block; a block has all images and `chunk` texts.
 
     Args:
-      pairs: of the whole batch.
-      chunk: texts of a block.
-      block: (logits, which of them match, which are not padding) -> (parts of the images' losses,
-        the texts' losses).
-      image_losses: makes the images' losses of these parts, each stacked over the blocks, [n B].
+      pairs: pairs of the whole batch.
+      chunk: number of texts per block.
+      block: (logits, matches, real pairs) -> (partial image losses, text losses).
+      image_losses: combines the partial image losses, stacked over the blocks [n B].
     """
     rows = len(pairs.image)
 
-    def one(texts: tuple[Array, Array, Array]) -> tuple[BlockSums, Columns, Best, Columns]:
+    def compute_block(
+        texts: tuple[Array, Array, Array],
+    ) -> tuple[BlockSums, Columns, Best, Columns]:
         text, mask, keys = texts
         logits = jnp.einsum('be,ce->bc', pairs.image, text, precision='highest')
         logits = pairs.scale * logits + pairs.bias
         real = (pairs.mask[:, None] > 0) & (mask > 0)
-        same = (pairs.keys[:, None] == keys).all(-1) & real
-        parts, text_losses = block(logits, same, real)
+        is_match = (pairs.keys[:, None] == keys).all(-1) & real
+        parts, text_losses = block(logits, is_match, real)
         logits = jax.lax.stop_gradient(logits)
-        right, wrong = (jnp.where(those, logits, LOWEST) for those in (same, real & ~same))
+        right, wrong = (jnp.where(which, logits, LOWEST) for which in (is_match, real & ~is_match))
         return (
             parts,
             text_losses,
             (right.max(1), wrong.max(1)),
-            _right_leads(right.max(0), wrong.max(0)),
+            _is_right(right.max(0), wrong.max(0)),
         )
 
     texts = (pairs.text, pairs.mask, pairs.keys)
     if rows <= chunk:
-        found = jax.tree.map(lambda x: x[None], one(texts))
+        results = jax.tree.map(lambda x: x[None], compute_block(texts))
     else:
-        found = jax.lax.map(jax.checkpoint(one), jax.tree.map(lambda x: _cut(x, chunk), texts))
-    parts, text_losses, (right, wrong), right_image = found
-    right_text = _right_leads(right.max(0), wrong.max(0))
-    found = image_losses(*parts), _join(text_losses, rows), right_text, _join(right_image, rows)
-    return Losses(*(values * pairs.mask for values in found))
+        results = jax.lax.map(
+            jax.checkpoint(compute_block), jax.tree.map(lambda x: _split_blocks(x, chunk), texts)
+        )
+    parts, text_losses, (right, wrong), right_image = results
+    right_text = _is_right(right.max(0), wrong.max(0))
+    results = (
+        image_losses(*parts),
+        _join_blocks(text_losses, rows),
+        right_text,
+        _join_blocks(right_image, rows),
+    )
+    return Losses(*(values * pairs.mask for values in results))
 
 
-def _right_leads(right: Columns, wrong: Columns) -> Columns:
-    """1 where the right logit is higher, else 0; NaN where one of the two is not finite."""
-    return jnp.where(jnp.isfinite(right - wrong), right > wrong, jnp.nan)
+def _is_right(match_logit: Columns, other_logit: Columns) -> Columns:
+    """1 where the match has the higher logit, else 0; NaN where one of the two is not finite."""
+    return jnp.where(jnp.isfinite(match_logit - other_logit), match_logit > other_logit, jnp.nan)
 
 
-def _cut(x: Shaped[Array, 'B *rest'], chunk: int) -> Shaped[Array, 'n C *rest']:
-    """Blocks of `chunk` rows, the last one padded with zeros."""
+def _split_blocks(x: Shaped[Array, 'B *rest'], chunk: int) -> Shaped[Array, 'n C *rest']:
+    """Split rows into blocks of `chunk`, the last one padded with zeros."""
     short = -len(x) % chunk
     padded = jnp.pad(x, ((0, short), *((0, 0),) * (x.ndim - 1)))
     return padded.reshape(-1, chunk, *x.shape[1:])
 
 
-def _join(x: Shaped[Array, 'n C'], rows: int) -> Shaped[Array, ' B']:
-    """The inverse of `_cut`."""
+def _join_blocks(x: Shaped[Array, 'n C'], rows: int) -> Shaped[Array, ' B']:
+    """Invert `_split_blocks`."""
     return x.reshape(-1)[:rows]
 
 

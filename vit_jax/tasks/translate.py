@@ -1,4 +1,4 @@
-"""Translation, or any other mapping of one sequence of tokens to another."""
+"""Translation, or any other sequence-to-sequence task."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Task(base.Task):
     """Next-token prediction of the target, given the source and the true tokens before.
 
     A batch has `source` and `target`, int32 [B S] and [B T]: tokens with eos at the end, then
-    padding. Rows of padding alone do not count.
+    padding. Rows with nothing but padding do not count.
 
     Attributes:
       label_smoothing: eps of `smoothed_loss`.
@@ -44,11 +44,11 @@ class Task(base.Task):
             raise UserError("config.task.search: 'beam' or 'greedy'; `translate` can sample")
         self.require('beams', self.beams >= 1, 'at least 1')
         self.require('alpha', self.alpha >= 0, 'at least 0')
-        self.decoding  # noqa: B018  checks the rest
+        self.decoding  # noqa: B018  building the search checks the other fields
 
     @property
     def decoding(self) -> Search:
-        """The search by which `predict` decodes."""
+        """The search that `predict` decodes with."""
         return Search(self.search, self.beams, self.alpha, extra_len=self.extra_len)
 
     def inputs(self, batch: Batch) -> tuple[Int[Array, 'B S'], Int[Array, 'B T']]:
@@ -68,8 +68,8 @@ class Task(base.Task):
     def evaluate(self, apply: Apply, batch: Batch) -> Sums:
         """Sums and counts: `loss` without smoothing, in nats a token, and accuracies.
 
-        A sequence is correct if all of its tokens are, each given the true ones before; exactly
-        then greedy decoding reproduces the target.
+        A sequence is correct if each token is, given the true tokens before it; exactly then greedy
+        decoding reproduces the target.
         """
         logits, target = self.outputs(apply, batch)['logits'], batch['target']
         sums, count = token_sums(logits, target), (target != PAD).sum()
@@ -82,18 +82,18 @@ class Task(base.Task):
         }
 
     def derive(self, means: dict[str, float]) -> dict[str, float]:
-        """The perplexity per token, from the means of `evaluate` over all data."""
+        """Compute the perplexity per token from the means of `evaluate` over all data."""
         with np.errstate(over='ignore'):
             return {'perplexity': float(np.exp(means['loss']))}
 
     def predict(self, apply: Apply, batch: Batch) -> dict[str, jax.Array]:
-        """The best hypothesis: `tokens` [B L] without bos, padded with 0, and its `score` [B]."""
-        found = decode(apply, batch['source'], self.decoding)
-        return {'tokens': found.tokens[:, 0], 'score': found.scores[:, 0]}
+        """Return the best `tokens` [B L] without bos, padded with 0, and their `score` [B]."""
+        decoded = decode(apply, batch['source'], self.decoding)
+        return {'tokens': decoded.tokens[:, 0], 'score': decoded.scores[:, 0]}
 
 
 def shifted_right(target: Int[Array, 'B T']) -> Int[Array, 'B T']:
-    """The decoder's input: bos, then the target without its last token."""
+    """Return the decoder's input: bos, then the target without its last token."""
     return jnp.pad(target, ((0, 0), (1, 0)), constant_values=BOS)[:, :-1]
 
 
@@ -102,16 +102,16 @@ def smoothed_loss(
 ) -> Float[Array, 'B T']:
     """Cross entropy, in nats, with 1 - eps on the target and eps / (V - 1) on each other token.
 
-    Vaswani et al. 2017, section 5.4, leave the distribution of eps open. Szegedy et al. 2016,
-    equation 7, give eps / V to every token, the target included; eps here is theirs times
+    Vaswani et al. 2017, section 5.4, do not specify how eps is distributed. Szegedy et al. 2016,
+    equation 7, give eps / V to every token, including the target; so eps here is their eps times
     (V - 1) / V.
     """
-    loss, others = token_loss(logits, target), logits.shape[-1] - 1
+    loss, num_others = token_loss(logits, target), logits.shape[-1] - 1
     if not smoothing:
         return loss
-    every = jax.nn.logsumexp(logits, axis=-1) - logits.mean(-1)
-    of_others = ((others + 1) * every - loss) / others
-    return (1 - smoothing) * loss + smoothing * of_others
+    mean_loss = jax.nn.logsumexp(logits, axis=-1) - logits.mean(-1)
+    others_loss = ((num_others + 1) * mean_loss - loss) / num_others
+    return (1 - smoothing) * loss + smoothing * others_loss
 
 
 def token_loss(logits: Float[Array, 'B T V'], target: Int[Array, 'B T']) -> Float[Array, 'B T']:
@@ -123,7 +123,7 @@ def token_loss(logits: Float[Array, 'B T V'], target: Int[Array, 'B T']) -> Floa
 def token_sums(
     logits: Float[Array, 'B T V'], target: Int[Array, 'B T']
 ) -> dict[str, Float[Array, '']]:
-    """Sums over the target's tokens, padding left out: -log p, and how many are correct."""
+    """Sum -log p and correct predictions over the target's tokens, without padding."""
     real = target != PAD
     return {
         'nll': jnp.sum(token_loss(logits, target) * real),

@@ -1,8 +1,8 @@
 """Attention weights as heat maps over the image.
 
-Weights are numpy arrays [L, H, Q, K]: layers, heads, queries, keys; every row sums to one. An
-image's tokens are first those outside of the grid, such as a class token, then its patches row by
-row.
+Weights are numpy arrays [L, H, Q, K]: layers, heads, queries, keys; each row sums to one. The
+tokens of an image are first those outside of the grid, such as a class token, then its patches in
+raster order.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure
     from matplotlib.patches import Rectangle
 
-Grid = tuple[int, ...]  # (rows, columns) of patches, or (tokens,) for tokens without a position
+Grid = tuple[int, ...]  # (rows, columns) of patches, or (tokens,) for tokens without positions
 Weights = Float[np.ndarray, 'L H Q K']
-FLAT = 0.1  # of the middle value, within which all values of a flat map lie
-WIDTH = 1350  # pixels of a whole picture when saved
+FLAT = 0.1  # maximum relative deviation from the middle value in a flat map
+WIDTH = 1350  # pixels of a saved picture
 
 
 def draw_layers(
@@ -44,16 +44,16 @@ def draw_layers(
 ) -> Figure:
     """Draw one query: the image, the rollout, all layers, and the heads of one layer.
 
-    The rollout is left out if queries and keys are different tokens.
+    The rollout is omitted if queries and keys are different tokens.
 
     Args:
-      image: before the task's normalization.
-      weights: of one example.
+      image: image before the task's normalization.
+      weights: weights of one example.
       query_grid, key_grid: see `heat_map`.
-      layer: the layer of the heads, counted from 0, or from the end if negative.
+      layer: layer of the heads, counted from 0, or from the end if negative.
       query: see `heat_map`.
-      title: printed above everything.
-      seen: height and width in pixels of the part of `image` to draw, which is not padding.
+      title: title above everything.
+      seen: height and width in pixels of the part of `image` to draw, without padding.
       to_itself: whether queries and keys are the same tokens.
 
     Raises:
@@ -69,10 +69,10 @@ def draw_layers(
     heads = heat_map(weights[chosen], query_grid, key_grid, query)
     heads_of = {f'head {i}': heat for i, heat in enumerate(heads)}
     sections = {f'Heads of layer {chosen}': _overlays(image, heads_of)}
-    if len(layers) > 1:  # else it is among the large ones
+    if len(layers) > 1:  # a single layer is already among the large pictures
         heading = 'Layers, mean of heads (each map is scaled to its own maximum)'
-        each = {f'layer {i}': heat for i, heat in enumerate(layers)}
-        sections = {heading: _overlays(image, each), **sections}
+        layer_maps = {f'layer {i}': heat for i, heat in enumerate(layers)}
+        sections = {heading: _overlays(image, layer_maps), **sections}
     marker = _query_frame(image, query_grid, query)
     return _draw_page(title, large, sections, marker, seen)
 
@@ -91,28 +91,30 @@ def draw_queries(
     """Draw all queries of one layer, for decoders whose queries have no position in the image.
 
     Args:
-      image: before the task's normalization.
-      weights: of one example.
-      key_grid: rows and columns of the patches that are attended to.
-      layer: counted from 0, or from the end if negative.
-      head: one of its heads; None for their mean.
-      title: printed above everything.
+      image: image before the task's normalization.
+      weights: weights of one example.
+      key_grid: rows and columns of the attended patches.
+      layer: layer, counted from 0, or from the end if negative.
+      head: head of the layer; None for the mean.
+      title: title above everything.
       names: {index: name} of the queries to draw; None for all.
       seen: see `draw_layers`.
 
     Raises:
       UserError: if the model has no such layer, or the layer no such head.
     """
-    chosen, words = layer_weights(weights, layer, head)
+    layer_map, layer_title = layer_weights(weights, layer, head)
     height, width = key_grid
-    maps = chosen[:, chosen.shape[1] - height * width :].reshape(-1, height, width)
+    maps = layer_map[:, layer_map.shape[1] - height * width :].reshape(-1, height, width)
     mean = maps.mean(axis=0)
     large = {'input': image, f'mean of all queries{_flat(mean)}': overlay(image, mean)}
     names = dict.fromkeys(range(len(maps)), '') if names is None else names
-    each = {f'query {i}: {name}' if name else f'query {i}': maps[i] for i, name in names.items()}
-    some = 'Queries' if len(names) == len(maps) else f'{len(names)} of {len(maps)} queries'
-    heading = f'{some} of {words} (each map is scaled to its own maximum)'
-    return _draw_page(title, large, {heading: _overlays(image, each)}, None, seen)
+    maps_of_queries = {
+        f'query {i}: {name}' if name else f'query {i}': maps[i] for i, name in names.items()
+    }
+    subject = 'Queries' if len(names) == len(maps) else f'{len(names)} of {len(maps)} queries'
+    heading = f'{subject} of {layer_title} (each map is scaled to its own maximum)'
+    return _draw_page(title, large, {heading: _overlays(image, maps_of_queries)}, None, seen)
 
 
 def heat_map(
@@ -121,17 +123,17 @@ def heat_map(
     key_grid: Grid,
     query: Grid | None = None,
 ) -> Float[np.ndarray, '*rest h w']:
-    """The attention of a query to each patch.
+    """Return the attention of a query to each patch.
 
     Args:
       attention: weights or a rollout; rows are queries.
-      query_grid: of the queries; tokens before it are outside of the grid.
-      key_grid: rows and columns of the patches that are attended to.
-      query: position in `query_grid`; None for the class token, or for the mean over all queries
-        if there is none.
+      query_grid: grid of the queries; earlier tokens are outside of the grid.
+      key_grid: rows and columns of the attended patches.
+      query: position in `query_grid`; None for the class token, or for the mean over all queries if
+        there is none.
 
     Raises:
-      UserError: if the query lies outside of the grid.
+      UserError: if the query is outside of the grid.
     """
     height, width = key_grid
     first = attention.shape[-2] - math.prod(query_grid)
@@ -144,7 +146,7 @@ def heat_map(
 
 
 def _query_index(query: Grid, grid: Grid) -> int:
-    """The index of a query in its grid."""
+    """Return the index of a query in its grid."""
     inside = len(query) == len(grid) and all(0 <= q < n for q, n in zip(query, grid, strict=True))
     if not inside:
         name = ','.join(map(str, query))
@@ -156,9 +158,9 @@ def _query_index(query: Grid, grid: Grid) -> int:
 def rollout(weights: Float[np.ndarray, 'L H N N']) -> Float[np.ndarray, 'N N']:
     """Attention rollout: the share of each input token in each output token through all layers.
 
-    The mean over heads, plus the identity for the residual connection, rows normalized
-    to one, and multiplied from the last layer to the first (Abnar & Zuidema 2020,
-    arXiv:2005.00928, section 3, as in figure 6 of the ViT paper).
+    The mean over heads plus the identity (for the residual connection), rows normalized to one, is
+    multiplied from the last layer to the first (Abnar & Zuidema 2020, arXiv:2005.00928, section 3,
+    as in figure 6 of the ViT paper).
     """
     mixed = weights.mean(axis=1) + np.eye(weights.shape[-1])
     mixed /= mixed.sum(axis=-1, keepdims=True)
@@ -174,9 +176,9 @@ def layer_weights(
     """Return the weights of a head, or the mean over the heads of a layer, and their title.
 
     Args:
-      weights: of one example.
-      layer: counted from 0, or from the end if negative.
-      head: counted from 0; None for the mean.
+      weights: weights of one example.
+      layer: layer, counted from 0, or from the end if negative.
+      head: head, counted from 0; None for the mean.
 
     Raises:
       UserError: if there is no such layer or head.
@@ -184,15 +186,15 @@ def layer_weights(
     depth, heads = weights.shape[:2]
     name = f'layer {layer_index(depth, layer)}'
     if head is None:
-        words = '' if heads == 1 else f', mean of {heads} heads'
-        return weights[layer].mean(axis=0), name + words
+        suffix = '' if heads == 1 else f', mean of {heads} heads'
+        return weights[layer].mean(axis=0), name + suffix
     if not 0 <= head < heads:
         raise UserError(f'there is no head {head}: a layer has {heads}, 0 to {heads - 1}')
     return weights[layer, head], f'{name}, head {head}'
 
 
 def layer_index(depth: int, layer: int) -> int:
-    """The index of a layer from 0; raise UserError if the model has no such layer."""
+    """Return the index of a layer from 0; raise UserError if the model has no such layer."""
     if not -depth <= layer < depth:
         raise UserError(f'there is no layer {layer}: the model has {depth}, 0 to {depth - 1}')
     return layer % depth
@@ -201,7 +203,7 @@ def layer_index(depth: int, layer: int) -> int:
 def overlay(
     image: UInt8[np.ndarray, 'Y X 3'], heat: Float[np.ndarray, 'h w']
 ) -> UInt8[np.ndarray, 'Y X 3']:
-    """Lay the heat map over a darkened gray image, which shows through even at the maximum."""
+    """Lay a heat map over a darkened gray image, which remains visible even at the maximum."""
     height, width = image.shape[:2]
     smooth = Image.fromarray(heat.astype(np.float32)).resize(
         (width, height), Image.Resampling.BICUBIC
@@ -216,16 +218,16 @@ def overlay(
 def _overlays(
     image: UInt8[np.ndarray, 'Y X 3'], maps: Mapping[str, Float[np.ndarray, 'h w']]
 ) -> dict[str, np.ndarray]:
-    """Lay maps over an image that is reduced to the visible pixels."""
+    """Lay maps over an image that is reduced to the visible resolution."""
     factor = max(1, min(image.shape[:2]) * choose_columns(len(maps), 3) // WIDTH)
     small = np.asarray(Image.fromarray(image).reduce(factor))
     return {f'{name}{_flat(heat)}': overlay(small, heat) for name, heat in maps.items()}
 
 
 def _flat(heat: Float[np.ndarray, 'h w']) -> str:
-    """The words in the title of a map that is nearly uniform; empty for others.
+    """Mark a nearly uniform map in its title; empty for others.
 
-    Scaled to its maximum, such a map seems to attend everywhere strongly.
+    Scaled to its maximum, such a map would seem to attend strongly everywhere.
     """
     low, high = float(heat.min()), float(heat.max())
     spread = (high - low) / max(high + low, 1e-12)
@@ -236,7 +238,7 @@ def _flat(heat: Float[np.ndarray, 'h w']) -> str:
 
 @functools.cache
 def _colors() -> ListedColormap:
-    """A color map without its nearly black and white ends, which occur in images too."""
+    """Return a color map without its nearly black and white ends, which also occur in images."""
     from matplotlib import colormaps
     from matplotlib.colors import ListedColormap
 
@@ -251,23 +253,23 @@ def _draw_page(
     seen: tuple[int, int] | None = None,
 ) -> Figure:
     """Draw large pictures with a color bar above sections of small ones."""
-    whole = large['input'].shape
-    large, *others = (
-        _crop_padding(pictures, whole, seen) for pictures in (large, *sections.values())
+    full_size = large['input'].shape
+    large, *cropped_sections = (
+        _crop_padding(pictures, full_size, seen) for pictures in (large, *sections.values())
     )
-    sections = dict(zip(sections, others, strict=True))
-    inches, across = 9.0, len(large)
-    columns = [choose_columns(len(section), across + 1) for section in sections.values()]
-    tall = large['input'].shape[0] / large['input'].shape[1]
+    sections = dict(zip(sections, cropped_sections, strict=True))
+    inches, num_large = 9.0, len(large)
+    columns = [choose_columns(len(section), num_large + 1) for section in sections.values()]
+    aspect = large['input'].shape[0] / large['input'].shape[1]
     counts = map(len, sections.values())
     rows = [1] + [-(-count // n) for count, n in zip(counts, columns, strict=True)]
-    sides = [inches / n for n in (across, *columns)]
-    heights = [n * (side * tall + 0.2) + 0.35 for n, side in zip(rows, sides, strict=True)]
+    sides = [inches / n for n in (num_large, *columns)]
+    heights = [n * (side * aspect + 0.2) + 0.35 for n, side in zip(rows, sides, strict=True)]
     heights[0] += 0.18 * figures.wrap(title, inches, 11).count('\n')
     figure = figures.new_figure((inches, sum(heights)))
     spec = figure.add_gridspec(len(rows), 1, height_ratios=heights)
     parts = [figure.add_subfigure(spec[i]) for i in range(len(rows))]
-    _draw_section(parts[0], title, large, 1, across, 10)
+    _draw_section(parts[0], title, large, 1, num_large, 10)
     if marker is not None:
         parts[0].axes[0].add_patch(marker)
     for i, (heading, pictures) in enumerate(sections.items()):
@@ -277,17 +279,17 @@ def _draw_page(
 
 
 def choose_columns(count: int, least: int) -> int:
-    """The number of columns, at least `least`, that leaves few cells empty."""
+    """Choose a number of columns, at least `least`, that leaves few cells empty."""
     return max(count, least) if count <= 6 else min((6, 8, 5, 4), key=lambda n: -count % n)
 
 
 def _crop_padding(
-    pictures: dict[str, np.ndarray], whole: tuple[int, ...], seen: tuple[int, int] | None
+    pictures: dict[str, np.ndarray], full_size: tuple[int, ...], seen: tuple[int, int] | None
 ) -> dict[str, np.ndarray]:
-    """Crop padding off pictures of one scene; `whole` and `seen` are sizes with and without it."""
+    """Crop padding from pictures of the same scene, given the sizes with and without it."""
     if seen is None:
         return pictures
-    shares = seen[0] / whole[0], seen[1] / whole[1]
+    shares = seen[0] / full_size[0], seen[1] / full_size[1]
     return {
         name: picture[: round(shares[0] * picture.shape[0]), : round(shares[1] * picture.shape[1])]
         for name, picture in pictures.items()
@@ -308,7 +310,7 @@ def _draw_section(
 
 
 def _query_frame(image: np.ndarray, grid: Grid, query: Grid | None) -> Rectangle | None:
-    """A frame around the patch of the query."""
+    """Return a frame around the patch of the query."""
     if query is None or len(grid) != 2:
         return None
     from matplotlib.patches import Rectangle
@@ -319,7 +321,7 @@ def _query_frame(image: np.ndarray, grid: Grid, query: Grid | None) -> Rectangle
 
 
 def _add_color_bar(part: SubFigure) -> None:
-    """Draw the color bar beside the large pictures."""
+    """Draw the color bar next to the large pictures."""
     from matplotlib.cm import ScalarMappable
 
     scale = ScalarMappable(cmap=_colors())

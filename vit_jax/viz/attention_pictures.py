@@ -21,23 +21,23 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure
 
 
-SIDE = 448  # least pixels of a picture's shorter side
+SIDE = 448  # minimum pixels of a picture's shorter side
 SPACE = '\u2581'  # SentencePiece's mark for the space before a word
-TOKEN_CELL, TOKEN_MARGIN = 0.24, 1.6  # inches: of a token, and of the labels
+TOKEN_CELL, TOKEN_MARGIN = 0.24, 1.6  # inches per token, and for labels
 PAGE_WIDTH, MAX_COLUMNS = 9.0, 12  # inches; pictures side by side
 HEADING = 0.35  # inches
 
 
 @dataclasses.dataclass(frozen=True)
 class MapSelection:
-    """The attention maps to draw.
+    """Selection of attention maps to draw.
 
     Attributes:
-      stack: a regular expression for the start of their names; '' for the last stack of layers.
-      layer: of the stack; -1 is the last.
-      head: of the layer, for pictures of a single map; None for the mean over heads.
+      stack: regular expression for the start of their names; '' for the last stack of layers.
+      layer: layer of the stack; -1 is the last.
+      head: head of the layer, for pictures of a single map; None for the mean over heads.
       query: in an image, (row, column) of a patch or (index,) of a query; () for the class token,
-        or without one the mean over all queries; None for the same, but for a decoder one map per
+        or without one the mean over all queries; None for the same, but for decoders one map per
         query.
     """
 
@@ -53,25 +53,25 @@ def draw_on_photo(
     maps: Sequence[AttentionMap],
     viz: Any,
     context: Context,
-    choice: MapSelection = MapSelection(),
+    selection: MapSelection = MapSelection(),
 ) -> tuple[Figure, str]:
     """Draw the attention to an image; return the figure and a caption.
 
     Args:
-      photo: the image.
-      outputs: of the model, for a batch that begins with it.
-      maps: of the same batch, at least one.
-      viz: the `Viz` of the task.
-      context: of the data.
-      choice: of the maps.
+      photo: image to draw.
+      outputs: model outputs for a batch that begins with the image.
+      maps: attention maps of the same batch, at least one.
+      viz: `Viz` of the task.
+      context: context of the data.
+      selection: maps to draw.
 
     Raises:
       UserError: if the map, layer, head or query is missing, or the map does not cover the image.
     """
-    stack = choose_stack(maps, choice.stack)
+    stack = choose_stack(maps, selection.stack)
     weights, last = stack_weights(stack), stack[-1]
     if len(last.key_grid) != 2:
-        raise UserError(f'{last.name} does not attend to the image: choose another by --map')
+        raise UserError(f'{last.name} does not attend to the image: choose another with --map')
     view, note = photo.view(SIDE), photo.note
     picture = viz.seen(view)
     if figures.has_colors(view) and not figures.has_colors(picture):
@@ -80,24 +80,24 @@ def draw_on_photo(
         note += ', its first window'
     factor = picture.shape[0] // photo.image.shape[-3]
     options: dict[str, Any] = {
-        'layer': choice.layer,
+        'layer': selection.layer,
         'title': f'{caption(photo.path.name, outputs, context.class_names)} ({note})',
         'seen': tuple(factor * side for side in photo.seen),
     }
-    if len(last.query_grid) == 1 and choice.query is None:
+    if len(last.query_grid) == 1 and selection.query is None:
         names = viz.queries(outputs, context)
         figure = attention.draw_queries(
-            picture, weights, last.key_grid, head=choice.head, names=names, **options
+            picture, weights, last.key_grid, head=selection.head, names=names, **options
         )
-    elif choice.head is not None:
-        raise UserError(f'--head {choice.head}: all heads of the layer are drawn: leave it out')
+    elif selection.head is not None:
+        raise UserError(f'--head {selection.head}: all heads of the layer are drawn: omit it')
     else:
         figure = attention.draw_layers(
             picture,
             weights,
             last.query_grid,
             last.key_grid,
-            query=choice.query or None,
+            query=selection.query or None,
             to_itself=last.to_itself,
             **options,
         )
@@ -107,7 +107,7 @@ def draw_on_photo(
 
 
 def caption(name: str, outputs: Mapping[str, Any], class_names: Sequence[str]) -> str:
-    """The file's name, and the predicted class."""
+    """Return the file's name and the predicted class."""
     logits = np.asarray(outputs.get('logits', ()))
     if logits.ndim != 2 or len(class_names) != logits.shape[1]:
         return name
@@ -120,47 +120,47 @@ def draw_between_sentences(
     maps: Sequence[AttentionMap],
     vocab: Vocabulary,
     name: str,
-    choice: MapSelection = MapSelection(),
+    selection: MapSelection = MapSelection(),
 ) -> tuple[Figure, str]:
     """Draw the attention between two sentences or within one; return the figure and a caption.
 
     Args:
       source: ids [n].
       target: ids [m].
-      maps: of a batch with only this pair, at least one.
-      vocab: decodes the ids.
-      name: of the model.
-      choice: of the maps.
+      maps: attention maps of a batch with only this pair, at least one.
+      vocab: decoder of the ids.
+      name: name of the model.
+      selection: maps to draw.
 
     Raises:
       UserError: if the map, layer or head is missing.
     """
-    stack = choose_stack(maps, choice.stack)
+    stack = choose_stack(maps, selection.stack)
     weights = stack_weights(stack)
-    chosen, words = attention.layer_weights(weights, choice.layer, choice.head)
-    (who, rows), (whom, columns) = sentence_axes(stack[-1], source, target)
-    kind = 'self-attention' if whom.startswith(who) else 'attention'
+    layer_map, layer_title = attention.layer_weights(weights, selection.layer, selection.head)
+    (query_side, rows), (key_side, columns) = sentence_axes(stack[-1], source, target)
+    kind = 'self-attention' if key_side.startswith(query_side) else 'attention'
     figure = draw_token_map(
-        chosen,
+        layer_map,
         vocab.pieces(rows),
         vocab.pieces(columns),
-        names=(who, whom),
-        title=f'{name}: {kind}, {words}',
+        names=(query_side, key_side),
+        title=f'{name}: {kind}, {layer_title}',
     )
     depth, heads = weights.shape[:2]
     line = f'{depth} layers x {heads} heads, {len(rows)} x {len(columns)} tokens'
-    return figure, line if who == 'source' else f'{line}; {vocab.decode(target)}'
+    return figure, line if query_side == 'source' else f'{line}; {vocab.decode(target)}'
 
 
 def sentence_axes(
     attention_map: AttentionMap, source: np.ndarray, target: np.ndarray
 ) -> tuple[tuple[str, np.ndarray], tuple[str, np.ndarray]]:
-    """(name, ids) of the queries and of the keys in a translation.
+    """Return (name, ids) of the queries and of the keys in a translation.
 
     Args:
-      attention_map: of an encoder-decoder; its name tells the sides.
+      attention_map: attention map of an encoder-decoder; its name identifies the sides.
       source: ids [n].
-      target: ids [m]. A token's row is the decoder's before it reads the token.
+      target: ids [m]. The row of a token belongs to the decoder before it reads the token.
     """
     if attention_map.name.startswith('encoder'):
         return ('source', source), ('source', source)
@@ -180,11 +180,11 @@ def draw_token_map(
     """Draw a map of weights, queries from top to bottom, keys from left to right.
 
     Args:
-      weights: every row sums to one.
-      rows: the pieces of the queries.
-      columns: the pieces of the keys.
-      names: of the two axes, rows first.
-      title: printed above.
+      weights: weights, each row sums to one.
+      rows: pieces of the queries.
+      columns: pieces of the keys.
+      names: names of the two axes, rows first.
+      title: title above the map.
     """
     from matplotlib.colors import LinearSegmentedColormap
 
@@ -222,12 +222,12 @@ def _label_tokens(axes: Axes, rows: Sequence[str], columns: Sequence[str]) -> No
 
 
 def _word_starts(pieces: Sequence[str]) -> list[int]:
-    """Indices where words begin; the end of a sentence, `</s>`, counts as a word."""
+    """Return the indices where words begin; the end of a sentence, `</s>`, counts as a word."""
     return [i for i, piece in enumerate(pieces) if piece[:1] in (SPACE, '<')]
 
 
 def _piece_label(piece: str) -> str:
-    """The label of a piece; an open box for a lone space."""
+    """Return the label of a piece; an open box for a single space."""
     return piece.replace(SPACE, '') or '\u2423'
 
 
@@ -235,23 +235,23 @@ def choose_stack(maps: Sequence[AttentionMap], pattern: str = '') -> list[Attent
     """Choose the maps of one stack of layers, whose names differ only in numbers.
 
     Args:
-      maps: of a model, in the order of its layers.
-      pattern: a regular expression for the start of the names, such as `decoder/.*cross`. Of
-        several stacks the last is taken, which in a decoder attends to the input.
+      maps: attention maps of a model, in the order of its layers.
+      pattern: regular expression for the start of the names, such as `decoder/.*cross`. The last of
+        several stacks is chosen, which in a decoder attends to the input.
 
     Raises:
       UserError: if no name matches.
     """
-    chosen = [m for m in maps if matches_start(pattern, m.name)]
-    if not chosen:
+    matches = [m for m in maps if matches_start(pattern, m.name)]
+    if not matches:
         raise UserError(nearest('attention map', pattern, {stack_name(m) for m in maps}))
-    last = chosen[-1]
-    alike = (stack_name(last), *last[2:])
-    return [m for m in chosen if (stack_name(m), *m[2:]) == alike]
+    last = matches[-1]
+    stack_key = (stack_name(last), *last[2:])
+    return [m for m in matches if (stack_name(m), *m[2:]) == stack_key]
 
 
 def matches_start(pattern: str, name: str) -> bool:
-    """Whether a pattern matches the start of a name; raise UserError if the pattern is invalid."""
+    """Return whether a pattern matches the start of a name; raise UserError if it is invalid."""
     try:
         return re.match(pattern, name) is not None
     except re.error as e:
@@ -264,34 +264,34 @@ def stack_name(attention_map: AttentionMap) -> str:
 
 
 def stack_weights(maps: Sequence[AttentionMap]) -> np.ndarray:
-    """The weights [L H Q K] of a stack for the first example of the batch."""
+    """Stack the weights [L H Q K] for the first example of the batch."""
     return np.stack([np.asarray(m.weights)[0] for m in maps])
 
 
 def draw_parameters(
-    parameters: Sequence[ParameterPictures], *, only: int | None = None, title: str = ''
+    parameters: Sequence[ParameterPictures], *, index: int | None = None, title: str = ''
 ) -> Figure:
-    """Draw a section for each parameter, its pictures side by side.
+    """Draw a section per parameter, with its pictures side by side.
 
     Numbers are blue below zero, white at zero and red above, on one scale per parameter, shown in
-    its heading. RGB pictures are stretched to their own range.
+    its heading. RGB pictures are stretched to their range.
 
     Args:
-      parameters: at least one.
-      only: the index of one picture of each parameter, from 0; None for all.
-      title: printed above everything.
+      parameters: at least one parameter.
+      index: index of one picture of each parameter, from 0; None for all.
+      title: title above everything.
 
     Raises:
       UserError: if a parameter has no such picture.
     """
-    if only is not None:
-        parameters = [_single_picture(p, only) for p in parameters]
+    if index is not None:
+        parameters = [_single_picture(p, index) for p in parameters]
     columns = [p.columns or min(len(p.pictures), MAX_COLUMNS) for p in parameters]
     rows = [-(-len(p.pictures) // n) for p, n in zip(parameters, columns, strict=True)]
-    # A few pictures do not fill the page.
-    least = min(max(*columns, 3), 4)
-    width, across = PAGE_WIDTH * least / 4, [max(n, least) for n in columns]
-    heights = [n * width / m + HEADING for n, m in zip(rows, across, strict=True)]
+    # A few pictures should not fill the page.
+    min_columns = min(max(*columns, 3), 4)
+    width, columns_across = PAGE_WIDTH * min_columns / 4, [max(n, min_columns) for n in columns]
+    heights = [n * width / m + HEADING for n, m in zip(rows, columns_across, strict=True)]
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, sum(heights) + HEADING), layout='constrained')
@@ -299,7 +299,7 @@ def draw_parameters(
     spec = figure.add_gridspec(len(rows), 1, height_ratios=heights)
     for i, parameter in enumerate(parameters):
         part = figure.add_subfigure(spec[i])
-        _parameter_section(part, parameter, rows[i], columns[i], across[i], only or 0)
+        _parameter_section(part, parameter, rows[i], columns[i], columns_across[i], index or 0)
     return figure
 
 
@@ -315,7 +315,7 @@ def _single_picture(parameter: ParameterPictures, number: int) -> ParameterPictu
 def _parameter_section(
     part: SubFigure, parameter: ParameterPictures, rows: int, columns: int, across: int, first: int
 ) -> None:
-    pictures, each = parameter.pictures, parameter.each
+    pictures, picture_kind = parameter.pictures, parameter.each
     extent = float(np.abs(pictures).max())
     scale = f' (-{extent:.3g} to {extent:.3g})' if pictures.ndim == 3 else ''
     caption = f': {parameter.caption}' if parameter.caption else ''
@@ -330,4 +330,4 @@ def _parameter_section(
             axes.imshow(figures.as_picture(picture))
         axes.set_axis_off()
         if not parameter.columns:
-            axes.set_title(f'{each} {first + i}', fontsize=7, color=figures.INK, pad=2)
+            axes.set_title(f'{picture_kind} {first + i}', fontsize=7, color=figures.INK, pad=2)

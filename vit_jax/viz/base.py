@@ -1,8 +1,8 @@
-"""The base class of a task's visualization: predictions for files, and examples of the data.
+"""Base class of a task's visualization: predictions for files, and examples of the data.
 
 `vit_jax/viz/<task>.py` derives a class `Viz` from this one. Every method has a default, so that a
-task without a module of its own is shown too. `fields` and `prediction` are {name: array} of one
-example, named as in a batch and in the result of the task's `predict`.
+task without such a module can be shown. `fields` and `prediction` are {name: array} of one example,
+named as in a batch and in the result of the task's `predict`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Picture = UInt8[np.ndarray, 'Y X 3']
-LINES = 5  # most rows per image in the default picture
-Texts = list[dict[str, str]]  # rows of {column: text}
+LINES = 5  # maximum number of rows per image in the default picture
+Texts = list[dict[str, str]]  # rows {column: text}
 
 
 class Viz:
@@ -34,12 +34,12 @@ class Viz:
 
     Attributes:
       columns: keys of `rows` that the table of `predict` shows; None for all.
-      bar: a key with values in [0, 1] that the table draws as bars.
-      coco: keys of `rows` that a COCO result has besides `image_id`; empty for a task that does
-        not detect objects.
-      whole: whether the model sees whole files, squeezed to its size, instead of crops by the
-        run's transforms.
-      side: inches of each of the `panels`.
+      bar: key with values in [0, 1] that the table draws as bars.
+      coco: keys of `rows` that a COCO result has besides `image_id`; empty if the task does not
+        detect objects.
+      whole: whether the model sees whole files, resized to its input, instead of crops by the run's
+        transforms.
+      side: width in inches of each of the `panels`.
     """
 
     columns: tuple[str, ...] | None = None
@@ -50,26 +50,26 @@ class Viz:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if 'look' in vars(cls):  # the former name
+        if 'look' in vars(cls):  # former name
             cls.draw_attention = vars(cls)['look']  # type: ignore[method-assign]
 
     # The command `predict`.
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
-        """Add flags to `predict`; their values are in `context.flags`. By default none."""
+        """Add flags to `predict`; their values are in `context.flags`. None by default."""
 
     def adapt_model(self, model: Any, context: Context) -> Any:
-        """Change the model by flags."""
+        """Apply flags to the model."""
         del context
         return model
 
     def adapt_task(self, task: Any, context: Context) -> Any:
-        """Change the task by flags; `context.encode` tokenizes their texts."""
+        """Apply flags to the task; `context.encode` tokenizes their texts."""
         del context
         return task
 
     def rows(self, prediction: Fields, photo: Photo, context: Context) -> list[dict[str, Any]]:
-        """Rows of the table and the JSON; by default a summary of each array."""
+        """Return rows of the table and the JSON; by default a summary of each array."""
         del photo, context
         return [
             {
@@ -84,27 +84,27 @@ class Viz:
         ]
 
     def note(self, prediction: Fields, context: Context) -> str:
-        """The line that `predict` prints for an image without rows."""
+        """Return the line that `predict` prints for an image without rows."""
         del prediction, context
         return 'nothing is predicted'
 
     def draw(
         self, predictions: Sequence[Fields], photos: Sequence[Photo], context: Context
     ) -> Figure:
-        """Draw the picture of `--out FILE`; by default a row of `panels` per file, or images with
+        """Draw the picture of `--out FILE`: by default a row of `panels` per file, or images with
         their rows as text.
         """
-        shown = [self.panels(*pair) for pair in zip(predictions, photos, strict=True)]
-        if any(shown):
-            return batch.draw_rows(shown, [photo.path.name for photo in photos], self.side)
+        panels = [self.panels(*pair) for pair in zip(predictions, photos, strict=True)]
+        if any(panels):
+            return batch.draw_rows(panels, [photo.path.name for photo in photos], self.side)
         captions = []
         for prediction, photo in zip(predictions, photos, strict=True):
-            found = self.rows(prediction, photo, context)[:LINES]
-            captions.append('\n'.join([photo.path.name, *map(self._line, found)]))
+            rows = self.rows(prediction, photo, context)[:LINES]
+            captions.append('\n'.join([photo.path.name, *map(self._line, rows)]))
         return batch.draw_images([photo.image for photo in photos], captions)
 
     def panels(self, prediction: Fields, photo: Photo) -> Panels:
-        """Pictures of one file, with titles; by default none."""
+        """Return pictures of one file with titles; none by default."""
         del prediction, photo
         return []
 
@@ -113,7 +113,7 @@ class Viz:
         return '  '.join(f'{v:.3f}' if isinstance(v, float) else str(v) for v in values)
 
     def image(self, prediction: Fields, photo: Photo, context: Context) -> Picture:
-        """Draw the picture of one file for `--out FOLDER`; by default `draw` of it alone."""
+        """Draw the picture of one file for `--out FOLDER`; by default `draw` of this file."""
         return figures.pixels(self.draw([prediction], [photo], context))
 
     # The command `attention`.
@@ -123,14 +123,14 @@ class Viz:
         return picture
 
     def queries(self, outputs: Mapping[str, Any], context: Context) -> dict[int, str] | None:
-        """The decoder queries to draw, {index: name}; None, the default, for all."""
+        """Return the decoder queries to draw, {index: name}; None, the default, for all."""
         del outputs, context
         return None
 
     # The command `data`.
 
     def caption(self, fields: Fields, context: Context) -> str:
-        """The line above an example of the data; by default its texts."""
+        """Return the caption of an example of the data; by default its texts."""
         return '; '.join(context.texts(fields).values())
 
     def mark(self, axes: Axes, fields: Fields, context: Context) -> None:
@@ -139,12 +139,12 @@ class Viz:
     def draw_batch(
         self, images: Sequence[np.ndarray] | None, examples: Sequence[Fields], context: Context
     ) -> Figure:
-        """Draw the examples of a batch; by default images side by side, or a table of texts.
+        """Draw the examples of a batch: by default images side by side, or a table of texts.
 
         Args:
-          images: the model's input images [H W C]; None if it has none.
-          examples: their arrays.
-          context: of the data.
+          images: input images [H W C] of the model; None if there are none.
+          examples: arrays of each example.
+          context: context of the data.
 
         Raises:
           UserError: if there are neither images nor texts.
@@ -157,13 +157,13 @@ class Viz:
             return figure
         texts = [context.texts(example) for example in examples]
         if not all(texts):
-            raise UserError(f'the batch has {", ".join(examples[0])}: neither images nor text')
+            raise UserError(f'the batch has {", ".join(examples[0])}, but neither images nor text')
         return batch.draw_texts(texts)
 
-    # A run that shows examples of its evaluation.
+    # For a run that shows examples of its evaluation.
 
     def texts(self, prediction: Fields, fields: Fields, context: Context) -> dict[str, str]:
-        """A row {column: text} for an example without an image; by default all its texts."""
+        """Return a row {column: text} for an example without an image; by default all its texts."""
         return {**context.texts(fields), **context.texts(prediction)}
 
     def show(
@@ -189,9 +189,9 @@ class Viz:
         """Draw the model's attention to an example; by default None without an image.
 
         Args:
-          example: the first one of `show`.
-          outputs, maps: of the model, for a batch of this example alone.
-          context: of the data.
+          example: first example of `show`.
+          outputs, maps: model outputs and attention maps for a batch of only this example.
+          context: context of the data.
         """
         if not isinstance(example, Photo):
             return None

@@ -1,4 +1,4 @@
-"""Pictures of several examples, as a grid of images or a table of texts, and of their loading."""
+"""Pictures of several examples, as a grid of images or a table of texts, and of loading stages."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from vit_jax.viz import figures
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MAX_ACROSS = 8  # images in a row
+MAX_ACROSS = 8  # images per row
 SIDE = 1.9  # inches of an image
-MIN_PIXELS = 128  # of the shorter side of a picture in a row
+MIN_PIXELS = 128  # minimum of the shorter side of a picture in a row
 LINE = 0.3  # inches of a line of text
 Panels = list[tuple[str, UInt8[np.ndarray, '_ _ C']]]  # pictures with titles
 
 
 def draw_images(images: Sequence[np.ndarray], captions: Sequence[str]) -> Figure:
-    """Draw a grid of images [H W C] with captions above; their axes are the figure's first ones.
+    """Draw a grid of images [H W C] with captions; their axes are the first ones of the figure.
 
-    The frames of a clip or the views of an image, [T H W C], are shown side by side.
+    Frames of a clip or views of an image, [T H W C], are shown side by side.
     """
     images = [np.concatenate(list(image.reshape(-1, *image.shape[-3:])), 1) for image in images]
-    down = math.ceil(len(images) / MAX_ACROSS)
-    across = math.ceil(len(images) / down)
-    tall = max(image.shape[0] / image.shape[1] for image in images)
+    num_rows = math.ceil(len(images) / MAX_ACROSS)
+    num_columns = math.ceil(len(images) / num_rows)
+    aspect = max(image.shape[0] / image.shape[1] for image in images)
     captions = [figures.wrap(caption, SIDE, 8) for caption in captions]
     lines = 1 + max(caption.count('\n') for caption in captions)
-    size = (SIDE * across, (SIDE * tall + LINE * lines) * down)
+    size = (SIDE * num_columns, (SIDE * aspect + LINE * lines) * num_rows)
     figure = figures.new_figure(size)
-    grid = figure.subplots(down, across, squeeze=False).flat
+    grid = figure.subplots(num_rows, num_columns, squeeze=False).flat
     for axes, image, caption in zip(grid, images, captions, strict=False):
         figures.show_image(axes, figures.as_picture(image), caption)
     for axes in grid[len(images) :]:
@@ -44,11 +44,11 @@ def draw_images(images: Sequence[np.ndarray], captions: Sequence[str]) -> Figure
 
 
 def draw_rows(rows: Sequence[Panels], names: Sequence[str], side: float = SIDE) -> Figure:
-    """Draw a row of titled pictures for each file; the first title includes its name.
+    """Draw a row of titled pictures per file; the first title includes the file's name.
 
     Args:
-      rows: the pictures of each file, of one shape within a row.
-      names: of the files.
+      rows: pictures of each file; within a row all have the same shape.
+      names: file names.
       side: width of a picture in inches.
     """
     columns = max(map(len, rows))
@@ -59,8 +59,8 @@ def draw_rows(rows: Sequence[Panels], names: Sequence[str], side: float = SIDE) 
     )
     for line, row, name in zip(grid, rows, names, strict=True):
         for i, (axes, (title, picture)) in enumerate(zip(line, row, strict=False)):
-            shown = figures.as_picture(picture, MIN_PIXELS)
-            figures.show_image(axes, shown, title if i else f'{name}: {title}')
+            enlarged = figures.as_picture(picture, MIN_PIXELS)
+            figures.show_image(axes, enlarged, title if i else f'{name}: {title}')
         for axes in line[len(row) :]:
             axes.set_axis_off()
     return figure
@@ -76,8 +76,8 @@ def draw_texts(texts: Sequence[Mapping[str, str]]) -> Figure:
     for column, name in enumerate(names):
         axes.text(column, -1, name, fontsize=10, fontweight='bold', color=figures.INK)
         for line, text in enumerate(texts):
-            shown = text[name] if len(text[name]) < 90 else f'{text[name][:88]} …'
-            axes.text(column, line, shown, fontsize=8, color=figures.INK)
+            short_text = text[name] if len(text[name]) < 90 else f'{text[name][:88]} …'
+            axes.text(column, line, short_text, fontsize=8, color=figures.INK)
     return figure
 
 
@@ -85,7 +85,7 @@ def draw_stages(seconds: Mapping[str, float]) -> Figure:
     """Draw a bar per stage, from top to bottom.
 
     Args:
-      seconds: per example, by stage.
+      seconds: time per example, by stage.
     """
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""Visualization of captions: those that a model writes, and the attention of their words."""
+"""Visualization of generated captions and their attention."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 class Viz(siglip.Viz):
-    """The caption of each image or, of the texts of the flags, the most probable ones."""
+    """Show the caption of each image or, for texts of the flags, the most probable ones."""
 
     columns: tuple[str, ...] | None = ('caption', 'score')  # type: ignore[assignment]
     bar: str | None = None  # type: ignore[assignment]
 
     def adapt_task(self, task: Any, context: Context) -> Any:
-        """The task that chooses among the texts of the flags, if there are any.
+        """Let the task choose among the texts of the flags, if there are any.
 
         Raises:
           UserError: if a text is empty or repeated.
@@ -39,7 +39,7 @@ class Viz(siglip.Viz):
         return dataclasses.replace(task, prompts=tuple(map(tuple, rows)))
 
     def rows(self, prediction: Fields, photo: Photo, context: Context) -> list[dict[str, Any]]:
-        """The caption with its score, or texts with their probabilities among all of them."""
+        """Return the caption with its score, or texts with their probabilities."""
         if 'likelihood' not in prediction:
             return [
                 {
@@ -62,14 +62,14 @@ class Viz(siglip.Viz):
     def draw(
         self, predictions: Sequence[Fields], photos: Sequence[Photo], context: Context
     ) -> Figure:
-        """The images, with their names and captions above."""
-        found = [self.rows(p, x, context)[0] for p, x in zip(predictions, photos, strict=True)]
-        captions = [row.get('caption', row.get('text')) for row in found]
+        """Draw the images, with names and captions above."""
+        rows = [self.rows(p, x, context)[0] for p, x in zip(predictions, photos, strict=True)]
+        captions = [row.get('caption', row.get('text')) for row in rows]
         titles = [f'{x.path.name}\n{text}' for x, text in zip(photos, captions, strict=True)]
         return batch.draw_images([photo.image for photo in photos], titles)
 
     def queries(self, outputs: Mapping[str, Any], context: Context) -> dict[int, str] | None:
-        """The places of the first caption up to its end, with the tokens predicted there."""
+        """Return the positions of the first caption up to its end, with predicted tokens."""
         if 'logits' not in outputs or context.vocab is None:
             return None
         ids = np.asarray(outputs['logits'])[0].argmax(-1)

@@ -19,7 +19,7 @@ from vit_jax.storage.times import Account
 from vit_jax.viz import figures
 
 GIB = 2**30
-MAX_PARTS = 14  # of the time; the others share one bar
+MAX_PARTS = 14  # parts of the time; the others share one bar
 TITLES = {'standard': 'standard', 'mup': 'muP'}
 BINS = 240
 TIME_COLORS = {
@@ -35,20 +35,20 @@ TIME_COLORS = {
     times.UNKNOWN: '#1f2430',
 }
 TIME_UNITS = ((3 * 86400, 86400, 'days'), (3 * 3600, 3600, 'hours'), (300, 60, 'minutes'))
-MAX_NAMED = 40  # classes, with room for their names
-MAX_NUMBERED = 15  # classes, with room for numbers in the cells
+MAX_NAMED = 40  # maximum number of classes to show names
+MAX_NUMBERED = 15  # maximum number of classes to show numbers in cells
 SHARES = LinearSegmentedColormap.from_list('shares', ['white', figures.COLORS[0]])
 
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """The change of one layer's outputs by all steps.
+    """Change of a layer's outputs over all steps.
 
     Attributes:
       parametrization: 'standard' or 'mup'.
       times: multiple of the base model's widths.
-      layer: the path of a block, or an output of the model.
-      rms: root mean square over the entries, averaged over seeds.
+      layer: path of a block, or an output of the model.
+      rms: root mean square over entries, averaged over seeds.
     """
 
     parametrization: str
@@ -62,16 +62,16 @@ def draw_chip_costs(
     memory: Mapping[str, float],
     usable: float,
     seconds: Mapping[str, float],
-    beside: float = 0.0,
+    parallel: float = 0.0,
 ) -> Figure:
     """Draw two panels of bars.
 
     Args:
-      title: of the picture.
+      title: title of the picture.
       memory: bytes by content.
-      usable: bytes of memory of a chip.
-      seconds: by part of the model, the longest first.
-      beside: seconds of copies that run in parallel, drawn pale.
+      usable: usable bytes of memory per chip.
+      seconds: seconds by part of the model, the longest first.
+      parallel: seconds of copies that run in parallel, drawn pale.
     """
     figure = Figure(figsize=(11, 4.8), layout='constrained')
     figures.heading(figure, title, 10, color=figures.FAINT)
@@ -81,14 +81,14 @@ def draw_chip_costs(
     figures.style(left, f'memory of a chip: {used / GIB:.3g} of {usable / GIB:.3g} GiB')
     items = list(seconds.items())
     shown = dict(items[:MAX_PARTS])
-    if rest := sum(value for _, value in items[MAX_PARTS:]):
-        shown['all others'] = rest
+    if remaining := sum(value for _, value in items[MAX_PARTS:]):
+        shown['others'] = remaining
     colors = [figures.COLORS[2]] * len(shown)
-    if beside:
-        shown['copies meanwhile'] = beside
+    if parallel:
+        shown['parallel copies'] = parallel
         colors.append(figures.GRID)
     _draw_bars(right, {k: 1e3 * v for k, v in shown.items()}, colors)
-    figures.style(right, 'least milliseconds of a step')
+    figures.style(right, 'minimum milliseconds per step')
     return figure
 
 
@@ -102,7 +102,7 @@ def _draw_bars(axes: Axes, values: Mapping[str, float], color: str | Sequence[st
 
 
 def draw_coordinates(changes: Sequence[Change], steps: int) -> Figure:
-    """Draw a panel per parametrization on the same axes, with a line for each layer."""
+    """Draw a panel per parametrization on the same axes, with a line per layer."""
     figure = figures.new_figure((9.0, 4.0))
     panels = figure.subplots(1, 2, sharey=True)
     low, high = min(c.rms for c in changes), max(c.rms for c in changes)
@@ -126,7 +126,7 @@ def _draw_parametrization(axes: Axes, changes: Sequence[Change], title: str) -> 
         axes.plot(widths, rms, 'o-', color=color, markersize=4, linewidth=1.6, label=layer)
     axes.set_xticks(widths, [str(width) for width in widths])
     axes.minorticks_off()
-    axes.set_xlabel('widths, in those of the base model', color=figures.INK)
+    axes.set_xlabel('widths, relative to the base model', color=figures.INK)
 
 
 def draw_goodput(accounts: Mapping[str, Account]) -> Figure:
@@ -136,9 +136,9 @@ def draw_goodput(accounts: Mapping[str, Account]) -> Figure:
     for i, (name, account) in enumerate(accounts.items()):
         axes = figure.add_subplot(len(accounts), 1, i + 1)
         figures.style(axes, f'{name}: {account.goodput:.1%} steps')
-        whole = max(account.wall, 1e-9)
-        scale, unit = next(((s, u) for least, s, u in TIME_UNITS if whole >= least), (1, 'seconds'))
-        edges = np.linspace(0, whole / scale, BINS + 1)
+        wall = max(account.wall, 1e-9)
+        scale, unit = next(((s, u) for least, s, u in TIME_UNITS if wall >= least), (1, 'seconds'))
+        edges = np.linspace(0, wall / scale, BINS + 1)
         bins = times.binned(account, BINS)
         total = np.array([max(sum(parts.values()), 1e-12) for parts in bins])
         below = np.zeros(BINS)
@@ -163,17 +163,19 @@ def draw_class_precision(rows: Sequence[Mapping[str, Any]], title: str) -> Figur
     """Draw the average precision of each class, the highest first, at all thresholds and at 0.5.
 
     Args:
-      rows: `class`, `AP` and `AP50` of each class; those without objects are left out.
-      title: of the picture.
+      rows: `class`, `AP` and `AP50` of each class; classes without objects are omitted.
+      title: title of the picture.
     """
-    measured = sorted((row for row in rows if row['AP'] is not None), key=lambda row: -row['AP'])
-    figure = Figure(figsize=(7.0, max(0.32 * len(measured), 1.2) + 1.0), layout='constrained')
+    sorted_rows = sorted((row for row in rows if row['AP'] is not None), key=lambda row: -row['AP'])
+    figure = Figure(figsize=(7.0, max(0.32 * len(sorted_rows), 1.2) + 1.0), layout='constrained')
     axes = figure.add_subplot()
-    places = np.arange(len(measured))
-    axes.barh(places, [row['AP50'] for row in measured], color=figures.FAINT, height=0.7, alpha=0.4)
-    bars = axes.barh(places, [row['AP'] for row in measured], color=figures.INK, height=0.35)
-    axes.bar_label(bars, [f'{row["AP"]:.3f}' for row in measured], padding=3, fontsize=8)
-    axes.set_yticks(places, [visible(str(row['class'])) for row in measured])
+    places = np.arange(len(sorted_rows))
+    axes.barh(
+        places, [row['AP50'] for row in sorted_rows], color=figures.FAINT, height=0.7, alpha=0.4
+    )
+    bars = axes.barh(places, [row['AP'] for row in sorted_rows], color=figures.INK, height=0.35)
+    axes.bar_label(bars, [f'{row["AP"]:.3f}' for row in sorted_rows], padding=3, fontsize=8)
+    axes.set_yticks(places, [visible(str(row['class'])) for row in sorted_rows])
     axes.invert_yaxis()
     axes.set_xlim(0, 1.12)
     axes.set_xlabel('AP (dark), AP50 (light)', color=figures.FAINT)
@@ -185,9 +187,9 @@ def draw_confusion(matrix: Int[np.ndarray, 'C C'], names: Sequence[str], title: 
     """Draw the confusion matrix: shares of each true class, and numbers of examples.
 
     Args:
-      matrix: examples by true class (row) and predicted class (column).
-      names: of the classes.
-      title: of the picture.
+      matrix: number of examples by true class (row) and predicted class (column).
+      names: class names.
+      title: title of the picture.
     """
     classes = len(matrix)
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
@@ -200,10 +202,10 @@ def draw_confusion(matrix: Int[np.ndarray, 'C C'], names: Sequence[str], title: 
     axes.set_xlabel('predicted', color=figures.FAINT)
     axes.set_ylabel('class', color=figures.FAINT)
     if classes <= MAX_NAMED:
-        shown = [name if len(name) <= 18 else f'{name[:17]}…' for name in map(visible, names)]
-        turned = max(map(len, shown)) > 3
-        axes.set_xticks(range(classes), shown, rotation=90 if turned else 0)
-        axes.set_yticks(range(classes), shown)
+        short_names = [name if len(name) <= 18 else f'{name[:17]}…' for name in map(visible, names)]
+        is_rotated = max(map(len, short_names)) > 3
+        axes.set_xticks(range(classes), short_names, rotation=90 if is_rotated else 0)
+        axes.set_yticks(range(classes), short_names)
     if classes <= MAX_NUMBERED:
         for row, column in np.argwhere(matrix):
             color = 'white' if shares[row, column] > 0.6 else figures.INK

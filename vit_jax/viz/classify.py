@@ -18,23 +18,23 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MAX_ACROSS = 4  # images in a row
+MAX_ACROSS = 4  # images per row
 WIDTH, LINE = 2.5, 0.2  # inches of an image, and of a class below it
 
 
 class Viz(base.Viz):
-    """The most probable classes of every image."""
+    """Show the most probable classes of each image."""
 
     columns = ('class', 'probability')
     bar = 'probability'
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
         """Add the number of classes to show."""
-        words = 'classes to show (default: 5)'
-        parser.add_argument('--top', type=positive_number, default=5, metavar='K', help=words)
+        help_text = 'classes to show (default: 5)'
+        parser.add_argument('--top', type=positive_number, default=5, metavar='K', help=help_text)
 
     def rows(self, prediction: Fields, photo: Photo, context: Context) -> list[dict[str, Any]]:
-        """The most probable classes of an image, the most probable first.
+        """Return the most probable classes of an image, in descending order.
 
         Raises:
           UserError: if the model does not classify whole images.
@@ -52,33 +52,35 @@ class Viz(base.Viz):
     def draw(
         self, predictions: Sequence[Fields], photos: Sequence[Photo], context: Context
     ) -> Figure:
-        """Draw the images as the model sees them, each above the bars of its classes."""
+        """Draw the images as the model sees them, each above bars of its classes."""
         from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-        listed = [
+        classes_of_images = [
             self.rows(p, photo, context) for p, photo in zip(predictions, photos, strict=True)
         ]
-        lines = math.ceil(len(photos) / MAX_ACROSS)
-        columns = math.ceil(len(photos) / lines)
+        rows = math.ceil(len(photos) / MAX_ACROSS)
+        columns = math.ceil(len(photos) / rows)
         tall = max(photo.image.shape[0] / photo.image.shape[1] for photo in photos)
-        room = max(map(len, listed))
+        max_classes = max(map(len, classes_of_images))
         names = [figures.wrap(photo.path.name, WIDTH, 9) for photo in photos]
-        more = max(name.count('\n') for name in names)
-        heights = [WIDTH * tall + 0.3 + 0.15 * more, LINE * (room + 1)] * lines
+        extra_lines = max(name.count('\n') for name in names)
+        heights = [WIDTH * tall + 0.3 + 0.15 * extra_lines, LINE * (max_classes + 1)] * rows
         layout = ConstrainedLayoutEngine(h_pad=0.02, hspace=0)
         figure = figures.new_figure((WIDTH * columns, sum(heights)), layout)
-        grid = figure.add_gridspec(2 * lines, columns, height_ratios=heights)
-        for i, (photo, name, classes) in enumerate(zip(photos, names, listed, strict=True)):
+        grid = figure.add_gridspec(2 * rows, columns, height_ratios=heights)
+        for i, (photo, name, image_classes) in enumerate(
+            zip(photos, names, classes_of_images, strict=True)
+        ):
             line, column = divmod(i, columns)
             picture = figures.as_picture(photo.image)
             above, below = (figure.add_subplot(grid[2 * line + part, column]) for part in (0, 1))
             figures.show_image(above, picture, name, size=9)
             above.set_anchor('S')
-            _draw_bars(below, classes, room)
+            _draw_bars(below, image_classes, max_classes)
         return figure
 
     def caption(self, fields: Fields, context: Context) -> str:
-        """The class or classes of an example; for mixed examples both, with their shares."""
+        """Return the class or classes of an example; for mixed examples both, with their shares."""
         if 'label' not in fields:
             return ''
         if np.ndim(fields['label']):
@@ -93,12 +95,12 @@ class Viz(base.Viz):
 
 
 def top_classes(probs: Float[np.ndarray, ' C'], k: int) -> list[int]:
-    """The `k` most probable classes, or all if there are fewer; ties go to the first."""
+    """Return the `k` most probable classes, or all if there are fewer; ties go to the first."""
     return (-probs).argsort(kind='stable')[:k].tolist()
 
 
-def _draw_bars(axes: Axes, classes: Sequence[Mapping[str, Any]], room: int) -> None:
-    """Draw a line for each class, its name over its bar, the most probable at the top."""
+def _draw_bars(axes: Axes, classes: Sequence[Mapping[str, Any]], max_classes: int) -> None:
+    """Draw a line per class, its name over its bar, the most probable class at the top."""
     places = range(len(classes))
     shares = [row['probability'] for row in classes]
     axes.barh(places, shares, height=0.86, color=figures.COLORS[0], alpha=0.3)
@@ -106,7 +108,7 @@ def _draw_bars(axes: Axes, classes: Sequence[Mapping[str, Any]], room: int) -> N
         style: dict[str, Any] = {'va': 'center', 'fontsize': 8, 'color': figures.INK}
         axes.text(0.02, place, _short(row['class']), **style)
         axes.text(0.99, place, f'{row["probability"]:.3f}', ha='right', **style)
-    axes.set(xlim=(0, 1), ylim=(room + 0.5, -0.5))  # a line of air below
+    axes.set(xlim=(0, 1), ylim=(max_classes + 0.5, -0.5))  # a line of air below
     axes.set_axis_off()
 
 

@@ -1,4 +1,4 @@
-"""Visualization of colorization: colored images beside the gray ones, at the size of the file."""
+"""Visualization of colorization: colorized images next to the gray ones, at the file's size."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from vit_jax.viz.batch import Panels
 from vit_jax.viz.photo import Context, Fields, Photo
 
 TITLES = ('gray', 'colorized', 'original')
-PIXELS = 720  # of an image's longer side in the picture
-CHUNK = 2**18  # pixels colored at once
+PIXELS = 720  # maximum of an image's longer side in the picture
+CHUNK = 2**18  # pixels colored at a time
 
 Picture = UInt8[np.ndarray, 'Y X 3']
 
 
 class Viz(base.Viz):
-    """Colored images beside the gray ones."""
+    """Show colorized images next to the gray ones."""
 
     whole, side = True, 3.0
 
     def rows(self, prediction: Fields, photo: Photo, context: Context) -> list[dict[str, Any]]:
-        """Colorfulness (Hasler and Suesstrunk, 2003) of the colored image.
+        """Return the colorfulness (Hasler and Suesstrunk, 2003) of the colorized image.
 
-        A file in color adds its own colorfulness and the PSNR in dB between the two, at the size of
+        A color file adds its own colorfulness and the PSNR in dB between the two, at the size of
         the model's input.
         """
         row = {'colorfulness': _colorfulness(prediction['image'])}
@@ -42,15 +42,15 @@ class Viz(base.Viz):
         return [row]
 
     def image(self, prediction: Fields, photo: Photo, context: Context) -> Picture:
-        """The file in color, at its own size."""
+        """Return the colorized file, at its size."""
         return color_file(prediction['ab'], photo)
 
     def seen(self, picture: Picture) -> Picture:
-        """The gray image that the model gets."""
+        """Return the model's gray input."""
         return to_gray(picture)
 
     def panels(self, prediction: Fields, photo: Photo) -> Panels:
-        """The gray and the colored image, and the original if it has colors."""
+        """Return the gray and the colorized image, and the original if it has colors."""
         return list(zip(TITLES, panels(prediction['ab'], photo), strict=False))
 
 
@@ -59,20 +59,20 @@ def _colorfulness(image: Picture) -> float:
 
 
 def color_file(ab: Float[np.ndarray, 'H W 2'], photo: Photo) -> Picture:
-    """Color the file: enlarged colors on its own luminance."""
+    """Color the file: enlarged colors on its luminance."""
     height, width = photo.original.shape[:2]
     channels = (Image.fromarray(ab[..., i].astype(np.float32)) for i in range(2))
     size = (width, height)
     enlarged = [np.asarray(c.resize(size, Image.Resampling.BILINEAR)).ravel() for c in channels]
     pixels = _rgb(photo.original).reshape(-1, 3), np.stack(enlarged, axis=-1)
-    made = np.empty_like(pixels[0])
-    for first in range(0, len(made), CHUNK):
-        # Chunks of one size compile once.
+    colored = np.empty_like(pixels[0])
+    for first in range(0, len(colored), CHUNK):
+        # Chunks of equal size compile once.
         chunks = [part[first : first + CHUNK] for part in pixels]
         count = len(chunks[0])
-        filled = [np.pad(chunk, ((0, CHUNK - count), (0, 0))) for chunk in chunks]
-        made[first : first + count] = np.asarray(_recolor(*filled))[:count]
-    return made.reshape(height, width, 3)
+        padded = [np.pad(chunk, ((0, CHUNK - count), (0, 0))) for chunk in chunks]
+        colored[first : first + count] = np.asarray(_recolor(*padded))[:count]
+    return colored.reshape(height, width, 3)
 
 
 @jax.jit
@@ -81,7 +81,7 @@ def _recolor(rgb: UInt8[Array, 'N 3'], ab: Float[Array, 'N 2']) -> UInt8[Array, 
 
 
 def _gray(rgb: colors.Values) -> Array:
-    """The gray values of pixels, 0 to 1."""
+    """Return gray values of pixels, 0 to 1."""
     return colors.to_bytes(colors.to_gray(rgb / 255.0)) / 255.0
 
 
@@ -90,16 +90,16 @@ def _rgb(image: UInt8[np.ndarray, 'Y X C']) -> Picture:
 
 
 def panels(ab: Float[np.ndarray, 'H W 2'], photo: Photo) -> list[Picture]:
-    """The gray, the colored and, if in color, the original image, at the picture's size."""
+    """Return the gray, the colorized and, if in color, the original image, at picture size."""
     original = _rgb(photo.original)
-    made = [_thumbnail(color_file(ab, photo))]
+    pictures = [_thumbnail(color_file(ab, photo))]
     if figures.has_colors(original):
-        made.append(_thumbnail(original))
-    return [to_gray(_thumbnail(original)), *made]
+        pictures.append(_thumbnail(original))
+    return [to_gray(_thumbnail(original)), *pictures]
 
 
 def to_gray(picture: Picture) -> Picture:
-    """The gray image that the model gets."""
+    """Return the model's gray input."""
     return _rgb(np.round(np.asarray(_gray(picture)) * 255).astype(np.uint8))
 
 

@@ -1,4 +1,4 @@
-"""Visualization of coarse colorization: samples for a gray photograph, beside it."""
+"""Visualization of coarse colorization: samples next to the gray photo."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from vit_jax.viz.photo import Context, Fields, Photo
 
 
 class Viz(base.Viz):
-    """Samples of coarse colors."""
+    """Show samples of coarse colors."""
 
     whole = True
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
-        """Add the number of samples, and the options of sampling."""
+        """Add the number of samples and sampling options."""
         add = parser.add_argument
         add('--samples', type=int, metavar='N', help="samples per image (default: the task's, 3)")
         add(
@@ -39,37 +39,39 @@ class Viz(base.Viz):
         )
 
     def adapt_task(self, task: Any, context: Context) -> Any:
-        """The task with the options of the flags."""
-        asked = {name: getattr(context.flags, name) for name in ('samples', 'temperature', 'top_k')}
-        return dataclasses.replace(task, **{k: v for k, v in asked.items() if v is not None})
+        """Apply the options of the flags to the task."""
+        options = {
+            name: getattr(context.flags, name) for name in ('samples', 'temperature', 'top_k')
+        }
+        return dataclasses.replace(task, **{k: v for k, v in options.items() if v is not None})
 
     def rows(self, prediction: Fields, photo: Photo, context: Context) -> list[dict[str, Any]]:
-        """See `sample_rows`."""
+        """Return rows of samples, see `sample_rows`."""
         return sample_rows(prediction['samples'], prediction['bits_per_dim'], photo)
 
     def seen(self, picture: base.Picture) -> base.Picture:
-        """The gray image that the model gets."""
+        """Return the model's gray input."""
         return to_gray(picture)
 
     def panels(self, prediction: Fields, photo: Photo) -> Panels:
-        """See `sample_panels`."""
+        """Return panels of samples, see `sample_panels`."""
         return sample_panels(photo, prediction['samples'])
 
 
 def sample_rows(
     samples: UInt8[np.ndarray, 'S H W 3'], bits: Float[np.ndarray, 'S'], photo: Photo
 ) -> list[dict[str, Any]]:
-    """Bits per pixel of each sample's coarse colors, and its PSNR in dB to the photograph; None for
-    a gray one.
+    """Return bits per pixel of each sample's coarse colors, and its PSNR in dB to the photo; None
+    for a gray photo.
     """
     return [
-        {'sample': i, 'bits_per_dim': float(each), 'psnr': psnr(sample, photo)}
-        for i, (sample, each) in enumerate(zip(samples, bits, strict=True))
+        {'sample': i, 'bits_per_dim': float(sample_bits), 'psnr': psnr(sample, photo)}
+        for i, (sample, sample_bits) in enumerate(zip(samples, bits, strict=True))
     ]
 
 
 def psnr(image: UInt8[np.ndarray, 'H W 3'], photo: Photo) -> float | None:
-    """Peak signal-to-noise ratio in dB to the photograph; None if it is gray."""
+    """Peak signal-to-noise ratio in dB to the photo; None if it is gray."""
     if not figures.has_colors(photo.image):
         return None
     error = np.square(image.astype(np.float32) - photo.image).mean()
@@ -77,13 +79,13 @@ def psnr(image: UInt8[np.ndarray, 'H W 3'], photo: Photo) -> float | None:
 
 
 def to_gray(image: UInt8[np.ndarray, 'H W C']) -> UInt8[np.ndarray, 'H W 3']:
-    """The gray image that the model gets."""
+    """Return the model's gray input."""
     gray = to_luma(jnp.asarray(np.broadcast_to(image, (*image.shape[:2], 3))))
     return np.asarray(gray)[..., None].repeat(3, axis=-1)
 
 
 def sample_panels(photo: Photo, samples: UInt8[np.ndarray, 'S H W 3']) -> Panels:
-    """The gray image, its samples, and the original if it has colors."""
+    """Return the gray image, its samples, and the original if it has colors."""
     numbered = [(f'sample {i}', sample) for i, sample in enumerate(samples)]
     pictures = [('gray', to_gray(photo.image)), *numbered]
     original = [('original', photo.image)] if figures.has_colors(photo.image) else []
@@ -91,18 +93,20 @@ def sample_panels(photo: Photo, samples: UInt8[np.ndarray, 'S H W 3']) -> Panels
 
 
 def file_panels(photo: Photo, samples: UInt8[np.ndarray, 'S H W 3']) -> Panels:
-    """The file in gray, with each sample's colors on its luminance, and the original."""
-    each = [colorize.panels(ab(sample), photo) for sample in samples]
-    gray, _, *original = each[0]
-    numbered = [(f'sample {i}', panels[1]) for i, panels in enumerate(each)]
+    """Return the gray file, each sample's colors on its luminance, and the original."""
+    panels_of_samples = [colorize.panels(ab(sample), photo) for sample in samples]
+    gray, _, *original = panels_of_samples[0]
+    numbered = [
+        (f'sample {i}', panels_of_one[1]) for i, panels_of_one in enumerate(panels_of_samples)
+    ]
     return [('gray', gray), *numbered, *(('original', picture) for picture in original)]
 
 
 def color_file(photo: Photo, sample: UInt8[np.ndarray, 'H W 3']) -> UInt8[np.ndarray, 'Y X 3']:
-    """A sample's colors on the luminance of the file, at its own size."""
+    """Combine a sample's colors with the luminance of the file, at the file's size."""
     return colorize.color_file(ab(sample), photo)
 
 
 def ab(image: UInt8[np.ndarray, 'H W 3']) -> Float[np.ndarray, 'H W 2']:
-    """The colors a and b of Lab, without lightness."""
+    """Return a and b of Lab, without lightness."""
     return np.asarray(colors.rgb_to_lab(image / np.float32(255)))[..., 1:]

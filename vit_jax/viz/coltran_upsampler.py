@@ -1,4 +1,4 @@
-"""Visualization of color upsampling: the result beside the coarse image and the photograph."""
+"""Visualization of color upsampling: the result next to the coarse image and the photo."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from vit_jax.viz.photo import Context, Fields, Photo
 
 
 class Viz(base.Viz):
-    """Images before and after an upsampler of colors."""
+    """Show images before and after color upsampling."""
 
     whole = True
 
     def rows(self, prediction: Fields, photo: Photo, context: Context) -> list[dict[str, Any]]:
-        """PSNR in dB to the photograph, before and after."""
+        """Return the PSNR in dB to the photo, before and after."""
         return [
             {'image': name, 'psnr': psnr(prediction[key], photo)}
             for name, key in (('coarse', 'coarse'), ('upsampled', 'image'))
         ]
 
     def panels(self, prediction: Fields, photo: Photo) -> Panels:
-        """The gray, the coarse and the upsampled image, and the original if it has colors."""
-        shown = [('gray', to_gray(photo.image)), ('coarse', prediction['coarse'])]
-        shown.append(('upsampled', prediction['image']))
+        """Return the gray, coarse and upsampled image, and the original if it has colors."""
+        pictures = [('gray', to_gray(photo.image)), ('coarse', prediction['coarse'])]
+        pictures.append(('upsampled', prediction['image']))
         original = [('original', photo.image)] if figures.has_colors(photo.image) else []
-        return shown + original
+        return pictures + original

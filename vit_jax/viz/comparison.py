@@ -1,4 +1,4 @@
-"""Comparison of several runs, from their metrics.jsonl alone."""
+"""Comparison of several runs by their metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from vit_jax.storage.run_folder import Series
 from vit_jax.viz import figures
 
 AXES = ('steps', 'minutes')
-BARS = '*'  # in a metric's name: draws the last values of all matching metrics
+BARS = '*'  # in a metric's name: draw the last values of all matching metrics as bars
 
-FALLING = ('loss', 'error', 'perplexity', 'step_sec')  # in names of metrics that should fall
+FALLING = ('loss', 'error', 'perplexity', 'step_sec')  # substrings of metrics to minimize
 GROWING = ('accuracy', 'bleu', '_shot', 'per_sec')
 
 
 @dataclasses.dataclass(frozen=True)
 class History:
-    """The logged metrics of a run.
+    """Logged metrics of a run.
 
     Attributes:
-      name: of the run.
-      series: every metric as (steps, values).
+      name: name of the run.
+      series: (steps, values) of each metric.
     """
 
     name: str
@@ -37,93 +37,93 @@ class History:
 
     @property
     def steps(self) -> int:
-        """The last step that was logged."""
+        """The last logged step."""
         return max(int(steps[-1]) for steps, _ in self.series.values())
 
     def minutes(self, steps: np.ndarray) -> np.ndarray:
-        """Minutes of training up to each of `steps`, without evaluations and saving."""
+        """Return minutes of training up to each of `steps`, without evaluations and saving."""
         at, seconds = self.series['train/step_sec']  # means since the previous line
         elapsed = np.cumsum(np.diff(at, prepend=0) * seconds)
         return np.interp(steps, [0, *at], [0, *elapsed]) / 60
 
     def last(self, metric: str) -> float | None:
-        """The last value of a metric; None without one."""
+        """Return the last value of a metric; None if it was not logged."""
         return float(self.series[metric][1][-1]) if metric in self.series else None
 
     def rate(self) -> tuple[str, float] | None:
-        """The median throughput, ('tokens', a second) or ('images', a second)."""
+        """Return the median throughput per second, of 'tokens' or 'images'."""
         for unit in ('tokens', 'images'):
-            if (found := self.series.get(f'train/{unit}_per_sec')) is not None:
-                return unit, float(np.median(found[1]))
+            if (throughput := self.series.get(f'train/{unit}_per_sec')) is not None:
+                return unit, float(np.median(throughput[1]))
         return None
 
-    def reached(self, metric: str, value: float, falls: bool) -> int | None:
-        """The first step at which a metric reached `value`; None if never."""
+    def first_step_at(self, metric: str, value: float, falls: bool) -> int | None:
+        """Return the first step at which a metric reached `value`; None if never."""
         steps, values = self.series[metric]
-        there = values <= value if falls else values >= value
-        return int(steps[there.argmax()]) if there.any() else None
+        has_reached = values <= value if falls else values >= value
+        return int(steps[has_reached.argmax()]) if has_reached.any() else None
 
 
 def read(folders: Sequence[str]) -> list[History]:
     """Read the histories of runs, named by their folders; see `labels`.
 
     Raises:
-      UserError: for a folder without logged metrics.
+      UserError: if a folder has no logged metrics.
     """
     histories = []
     for folder, name in zip(folders, labels(folders), strict=True):
         series = run_folder.read_series(paths.path(folder))
         if 'train/step_sec' not in series:
-            raise UserError(f'{folder!r} holds no run that has logged anything')
+            raise UserError(f'{folder!r} has no run with logged metrics')
         histories.append(History(name, series))
     return histories
 
 
 def labels(folders: Sequence[str]) -> list[str]:
-    """Names of run folders, with the parent for a mere number; the given paths if names collide."""
-    found = [_label(paths.absolute(folder)) for folder in folders]
-    return found if len(set(found)) == len(found) else list(folders)  # sweep/0/run, sweep/1/run
+    """Return names of run folders, with parents of plain numbers; full paths if names collide."""
+    names = [_label(paths.absolute(folder)) for folder in folders]
+    return names if len(set(names)) == len(names) else list(folders)  # sweep/0/run, sweep/1/run
 
 
 def _label(folder: paths.Path) -> str:
-    above = f'{folder.parent.name}/' if folder.name.isdecimal() else ''
-    return f'{above}{folder.name}'
+    parent = f'{folder.parent.name}/' if folder.name.isdecimal() else ''
+    return f'{parent}{folder.name}'
 
 
-def matching(histories: Sequence[History], metric: str) -> list[str]:
-    """The metrics that match a name, or a pattern with `*`, in the order of the runs.
+def find_metrics(histories: Sequence[History], metric: str) -> list[str]:
+    """Find the metrics that match a name, or a pattern with `*`, in the order of the runs.
 
     Raises:
-      UserError: if no run has any.
+      UserError: if no metric matches.
     """
-    every = list(dict.fromkeys(name for history in histories for name in history.series))
-    if not (found := [name for name in every if fnmatch.fnmatchcase(name, metric)]):
-        raise UserError(nearest('metric', metric, every))
-    return found
+    all_names = list(dict.fromkeys(name for history in histories for name in history.series))
+    if not (matches := [name for name in all_names if fnmatch.fnmatchcase(name, metric)]):
+        raise UserError(nearest('metric', metric, all_names))
+    return matches
 
 
-def shared(histories: Sequence[History]) -> list[str]:
-    """The evaluation metrics that all runs have, or the loss if there are none."""
+def shared_metrics(histories: Sequence[History]) -> list[str]:
+    """Return the evaluation metrics that all runs have, or the loss if there are none."""
     names = [n for n in histories[0].series if all(n in history.series for history in histories)]
     return [n for n in names if not n.startswith('train/')] or ['train/loss']
 
 
-def falls(histories: Sequence[History], metric: str) -> bool:
-    """Whether smaller is better, by the metric's name or else by its course in the runs."""
+def smaller_is_better(histories: Sequence[History], metric: str) -> bool:
+    """Return whether smaller is better, by the metric's name or else by its course in the runs."""
     for words, answer in ((FALLING, True), (GROWING, False)):
         if any(word in metric for word in words):
             return answer
-    found = [history.series[metric][1] for history in histories if metric in history.series]
-    return bool(sum(values[-1] - values[0] for values in found) < 0)
+    curves = [history.series[metric][1] for history in histories if metric in history.series]
+    return bool(sum(values[-1] - values[0] for values in curves) < 0)
 
 
 def draw(histories: Sequence[History], metrics: Sequence[str], x: str = 'steps') -> Figure:
     """Draw a panel per metric: its history, or for a pattern with `*` the last values as bars.
 
-    Bars of different units get separate panels.
+    Bars with different units get separate panels.
 
     Args:
-      histories: the runs, each in its own color.
+      histories: runs, each with its own color.
       metrics: names or patterns.
       x: 'steps' or 'minutes'.
     """
@@ -131,11 +131,11 @@ def draw(histories: Sequence[History], metrics: Sequence[str], x: str = 'steps')
     columns = 2 if len(panels) in (2, 4) else min(3, len(panels))
     rows = math.ceil(len(panels) / columns)
     figure = Figure(figsize=(5.2 * columns, 3.3 * rows), layout='constrained')
-    for i, (metric, found) in enumerate(panels):
+    for i, (metric, names) in enumerate(panels):
         axes = figure.add_subplot(rows, columns, i + 1)
         if BARS in metric:
-            figures.style(axes, _title(metric, found))
-            _draw_bars(axes, histories, found, metric)
+            figures.style(axes, _title(metric, names))
+            _draw_bars(axes, histories, names, metric)
         else:
             figures.style(axes, figures.title(metric))
             _draw_histories(axes, histories, metric, x)
@@ -144,19 +144,19 @@ def draw(histories: Sequence[History], metrics: Sequence[str], x: str = 'steps')
 
 
 def _panels(histories: Sequence[History], metric: str) -> list[tuple[str, list[str]]]:
-    """The metrics of each panel: a single one, or those of one unit that match a pattern."""
+    """Return the metrics of each panel: a single one, or matches with the same unit."""
     if BARS not in metric:
         return [(metric, [metric])]
-    found = matching(histories, metric)
-    units = dict.fromkeys(map(figures.unit, found))
-    return [(metric, [name for name in found if figures.unit(name) == unit]) for unit in units]
+    matches = find_metrics(histories, metric)
+    units = dict.fromkeys(map(figures.unit, matches))
+    return [(metric, [name for name in matches if figures.unit(name) == unit]) for unit in units]
 
 
-def _title(pattern: str, found: Sequence[str]) -> str:
-    """The title of a panel of bars: their unit and data."""
-    if len(found) == 1:
-        return figures.title(found[0])
-    prefix, unit = pattern.rpartition('/')[0], figures.unit(found[0])
+def _title(pattern: str, names: Sequence[str]) -> str:
+    """Return the title of a panel of bars: their unit and data."""
+    if len(names) == 1:
+        return figures.title(names[0])
+    prefix, unit = pattern.rpartition('/')[0], figures.unit(names[0])
     return figures.title(unit if BARS in prefix else f'{prefix}/{unit}')
 
 
@@ -183,7 +183,7 @@ def _draw_histories(axes: Axes, histories: Sequence[History], metric: str, x: st
 
 
 def _spread(interval: np.ndarray) -> float:
-    """The largest value over the smallest; 0 if one is not positive."""
+    """Return the largest value over the smallest; 0 if one is not positive."""
     low, high = interval
     return high / low if low > 0 else 0.0
 

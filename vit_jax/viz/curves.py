@@ -1,4 +1,4 @@
-"""Learning curves of a run, curves.png, drawn from its metrics.jsonl alone."""
+"""Learning curves of a run, curves.png, drawn from its metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ from vit_jax.viz import figures
 FIRST = ('loss', 'accuracy', 'lr', 'images_per_sec', 'tokens_per_sec')
 MIXES = ('mixup', 'cutmix')  # keys of `config.task` that mix pairs of training images
 MAX_PANELS = 9
-SMOOTH_FROM = 60  # points; shorter curves are not smoothed
+SMOOTH_FROM = 60  # minimum number of points for smoothing
 
 
 def panels(series: Mapping[str, Series]) -> dict[str, list[str]]:
     """Group metrics into panels by the last part of their names, such as `loss` of `test/loss`.
 
-    Metrics that every run has come first, then other evaluation metrics, those measured once last.
+    Common metrics come first, then other evaluation metrics; metrics measured only once come last.
     """
     groups: dict[str, list[str]] = {key: [] for key in FIRST}
     for name in sorted(series, key=lambda n: not n.startswith('train/')):
         prefix, _, key = name.rpartition('/')
         if key in FIRST or prefix != 'train':
             groups.setdefault(key, []).append(name)
-    filled = [(key, group) for key, group in groups.items() if group]
-    filled.sort(key=lambda item: all(len(series[name][0]) == 1 for name in item[1]))
-    return dict(filled[:MAX_PANELS])
+    nonempty = [(key, group) for key, group in groups.items() if group]
+    nonempty.sort(key=lambda item: all(len(series[name][0]) == 1 for name in item[1]))
+    return dict(nonempty[:MAX_PANELS])
 
 
 def remarks(config: Mapping[str, Any], metrics: Iterable[str]) -> dict[str, str]:
-    """Remarks {metric: words} on training metrics that are not comparable with evaluation."""
+    """Return remarks {metric: text} on training metrics that are not comparable with evaluation."""
     task, step = config.get('task') or {}, config.get('step') or {}
     mixes = [key for key in MIXES if task.get(key)]
-    hard = {'train/accuracy': mixes, 'train/loss': list(mixes)}
+    reasons = {'train/accuracy': mixes, 'train/loss': list(mixes)}
     if task.get('label_smoothing'):
-        hard['train/loss'].append('label smoothing')
-    found = {name: f'with {", ".join(words)}' for name, words in hard.items() if words}
+        reasons['train/loss'].append('label smoothing')
+    notes = {name: f'with {", ".join(causes)}' for name, causes in reasons.items() if causes}
     if step.get('ema_decay'):
-        found |= {name: 'EMA weights' for name in metrics if not name.startswith('train/')}
-    return found
+        notes |= {name: 'EMA weights' for name in metrics if not name.startswith('train/')}
+    return notes
 
 
 def plot_curves(
@@ -56,11 +56,11 @@ def plot_curves(
     """Draw `curves.png` into a run folder.
 
     Args:
-      workdir: the run folder.
-      config: of the run, from which remarks on the metrics are derived.
+      workdir: run folder.
+      config: config of the run, from which remarks on the metrics are derived.
 
     Returns:
-      The picture's path; None while there is nothing to draw.
+      The picture's path; None if there is nothing to draw.
     """
     workdir = paths.path(workdir)
     series = run_folder.read_series(workdir)
@@ -76,13 +76,13 @@ def draw(
     title: str,
     remarks: Mapping[str, str] | None = None,
 ) -> Figure:
-    """Draw one panel for each group, at most three in a row; a prefix keeps its color.
+    """Draw one panel per group, at most three in a row; each prefix has one color.
 
     Args:
-      series: of every metric.
+      series: all metrics.
       groups: see `panels`.
-      title: printed above everything.
-      remarks: {metric: words} for the legend.
+      title: title above all panels.
+      remarks: {metric: text} for the legend.
     """
     columns = 2 if len(groups) in (2, 4) else min(3, len(groups))
     rows = math.ceil(len(groups) / columns)
@@ -121,11 +121,11 @@ def _draw_line(axes: Axes, series: Series, color: str, label: str, smooth: bool)
     )
 
 
-def running_mean(values: np.ndarray, reach: int) -> np.ndarray:
-    """Mean over up to `reach` points on either side."""
+def running_mean(values: np.ndarray, radius: int) -> np.ndarray:
+    """Average over up to `radius` points on either side."""
     total = np.concatenate([[0.0], np.cumsum(values)])
     at = np.arange(len(values))
-    low, high = np.maximum(at - reach, 0), np.minimum(at + reach + 1, len(values))
+    low, high = np.maximum(at - radius, 0), np.minimum(at + radius + 1, len(values))
     return (total[high] - total[low]) / (high - low)
 
 

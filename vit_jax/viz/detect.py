@@ -1,4 +1,4 @@
-"""Visualization of detection: boxes with names and scores, on the image of the file."""
+"""Visualization of detection: boxes with names and scores on the image of the file."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MAX_ACROSS = 3  # images in a row
+MAX_ACROSS = 3  # images per row
 WIDTH = 5.0  # inches of an image with its margins
 INSIDE = WIDTH - figures.MARGIN
-THRESHOLD = 0.7  # least score of a shown object
-MOST_QUERIES = 40  # whose attention is drawn
+THRESHOLD = 0.7  # minimum score to show an object
+MOST_QUERIES = 40  # maximum number of queries to draw
 
 
 class Object(NamedTuple):
@@ -30,8 +30,8 @@ class Object(NamedTuple):
 
     Attributes:
       box: x, y, width and height in pixels.
-      name: the text of its label.
-      color: of its frame and its label.
+      name: text of the label.
+      color: color of frame and label.
     """
 
     box: figures.Box
@@ -40,7 +40,7 @@ class Object(NamedTuple):
 
 
 class Viz(base.Viz):
-    """Boxes with names and scores."""
+    """Show boxes with names and scores."""
 
     columns: tuple[str, ...] | None = ('class', 'score', 'bbox')
     bar = 'score'
@@ -49,17 +49,17 @@ class Viz(base.Viz):
     noun: str = 'object'
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
-        """Add the least score of a shown object or segment."""
+        """Add the minimum score to show an object or segment."""
         parser.add_argument(
             '--threshold',
             type=parse_threshold,
             default=self.threshold,
             metavar='P',
-            help='least score to show (default: %(default)s)',
+            help='minimum score to show (default: %(default)s)',
         )
 
     def rows(self, prediction: Fields, photo: Photo, context: Context) -> list[dict[str, Any]]:
-        """The detected objects, the most probable first, with the keys of COCO's results.
+        """Return the detected objects, sorted by score, with the keys of COCO's results.
 
         `bbox` is (x, y, width, height) in pixels of the file; for `category_id` see
         `Context.category_id`.
@@ -67,7 +67,7 @@ class Viz(base.Viz):
         Raises:
           UserError: if a transform of the run does not track the positions of pixels.
         """
-        kept = self._shown(prediction, context)
+        shown = self._shown(prediction, context)
         return [
             {
                 'class': context.class_name(int(label)),
@@ -76,34 +76,34 @@ class Viz(base.Viz):
                 'bbox': [round(float(side), 2) for side in box],
             }
             for label, score, box in zip(
-                prediction['labels'][kept],
-                prediction['scores'][kept],
-                to_file_boxes(prediction['boxes'][kept], photo),
+                prediction['labels'][shown],
+                prediction['scores'][shown],
+                to_file_boxes(prediction['boxes'][shown], photo),
                 strict=True,
             )
         ]
 
     def note(self, prediction: Fields, context: Context) -> str:
-        """The line for an image without objects: the threshold, and the highest score."""
-        words = f'no {self.noun} with a score of at least {context.flags.threshold:g}'
+        """Return the line for an image without objects: the threshold, and the highest score."""
+        message = f'no {self.noun} with a score of at least {context.flags.threshold:g}'
         if not len(scores := prediction['scores']):
-            return words
+            return message
         best = int(scores.argmax())
         name = context.class_name(int(prediction['labels'][best]))
-        return f'{words} (--threshold); the highest is {scores[best]:.2f}, {name}'
+        return f'{message} (--threshold); the highest is {scores[best]:.2f}, {name}'
 
     def _heading(self, photo: Photo, count: int, context: Context) -> str:
-        """The title of an image; it says so if nothing is drawn."""
+        """Return the title of an image, which reports if nothing is drawn."""
         name = photo.path.name
         return name if count else f'{name}: no {self.noun} at {context.flags.threshold:g}'
 
     def _shown(self, prediction: Fields, context: Context) -> Int[np.ndarray, ' K']:
-        """The indices of the shown predictions, the most probable first."""
+        """Return the indices of the shown predictions, sorted by score."""
         order = np.argsort(-prediction['scores'], kind='stable')
         return order[prediction['scores'][order] >= context.flags.threshold]
 
     def queries(self, outputs: Mapping[str, Any], context: Context) -> dict[int, str] | None:
-        """The queries that detect objects in the first image, with their classes.
+        """Return the queries that detect objects in the first image, with their classes.
 
         If there are none: all, or the most probable MOST_QUERIES without a class.
         """
@@ -122,9 +122,9 @@ class Viz(base.Viz):
     def draw(
         self, predictions: Sequence[Fields], photos: Sequence[Photo], context: Context
     ) -> Figure:
-        """Draw the files with a frame around each object, and its class and score beside it.
+        """Draw the files with a frame around each object, labeled with class and score.
 
-        Objects of a class have one color.
+        Objects of the same class have the same color.
         """
         figure, cells = image_grid(photos)
         for axes, prediction, photo in zip(cells, predictions, photos, strict=True):
@@ -132,7 +132,7 @@ class Viz(base.Viz):
             heading = self._heading(photo, len(rows), context)
             figures.show_image(axes, figures.as_picture(photo.original), heading, size=9)
             classes = prediction['labels'][self._shown(prediction, context)].tolist()
-            found = [
+            objects = [
                 Object(
                     tuple(row['bbox']),
                     f'{row["class"]} {row["score"]:.2f}',
@@ -140,32 +140,32 @@ class Viz(base.Viz):
                 )
                 for row, label in zip(rows, classes, strict=True)
             ]
-            draw_objects(axes, photo.original.shape[:2], found, photo.original.shape[1] / INSIDE)
+            draw_objects(axes, photo.original.shape[:2], objects, photo.original.shape[1] / INSIDE)
         return figure
 
     def caption(self, fields: Fields, context: Context) -> str:
-        """The number of objects in an example of the data."""
+        """Return the number of objects in an example of the data."""
         if 'object_mask' not in fields:
             return ''
         count = int(np.sum(fields['object_mask']))
         return f'{count} object' + 's' * (count != 1)
 
     def mark(self, axes: Axes, fields: Fields, context: Context) -> None:
-        """Draw a frame around each object of an example, and its class beside it."""
+        """Draw a frame around each object of an example, labeled with its class."""
         real = np.flatnonzero(fields.get('object_mask', ()))
         if not real.size:
             return
         size = abs(np.subtract(*axes.get_ylim())), abs(np.subtract(*axes.get_xlim()))
         corners = fields['boxes'][real] * (size[0] / fields['image'].shape[0])
         boxes = np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], axis=1)
-        found = [
+        objects = [
             Object(tuple(box), context.class_name(label), figures.class_color(label))
             for box, label in zip(boxes.tolist(), fields['labels'][real].tolist(), strict=True)
         ]
         draw_objects(
             axes,
             size,
-            found,
+            objects,
             size[1] / (batch.SIDE - figures.MARGIN),
             figures.SMALL_LABEL_SIZE,
             line=1.2,
@@ -184,7 +184,7 @@ def parse_threshold(text: str) -> float:
 
 
 def to_file_boxes(boxes: Float[np.ndarray, 'N 4'], photo: Photo) -> Float[np.ndarray, 'N 4']:
-    """Convert corners, in shares of the model's image, to (x, y, width, height) in the file's
+    """Convert corners, relative to the model's image, to (x, y, width, height) in the file's
     pixels, clipped to the file.
     """
     corners = photo.to_original(boxes.reshape(-1, 2, 2) * photo.seen[::-1])
@@ -194,13 +194,13 @@ def to_file_boxes(boxes: Float[np.ndarray, 'N 4'], photo: Photo) -> Float[np.nda
 
 
 def image_grid(photos: Sequence[Photo]) -> tuple[Figure, list[Axes]]:
-    """A figure with axes for each file."""
-    lines = math.ceil(len(photos) / MAX_ACROSS)
-    columns = math.ceil(len(photos) / lines)
-    tall = max(photo.original.shape[0] / photo.original.shape[1] for photo in photos)
-    size = (WIDTH * columns, (WIDTH * tall + 0.3) * lines)
+    """Create a figure with axes for each file."""
+    num_rows = math.ceil(len(photos) / MAX_ACROSS)
+    num_columns = math.ceil(len(photos) / num_rows)
+    aspect = max(photo.original.shape[0] / photo.original.shape[1] for photo in photos)
+    size = (WIDTH * num_columns, (WIDTH * aspect + 0.3) * num_rows)
     figure = figures.new_figure(size)
-    return figure, [figure.add_subplot(lines, columns, i + 1) for i in range(len(photos))]
+    return figure, [figure.add_subplot(num_rows, num_columns, i + 1) for i in range(len(photos))]
 
 
 def draw_objects(
@@ -215,19 +215,19 @@ def draw_objects(
     and small objects.
 
     Args:
-      axes: with the image.
+      axes: axes with the image.
       size: height and width of the image in pixels.
-      objects: to draw.
+      objects: objects to draw.
       inch: pixels of the image per inch.
-      points: size of the letters.
+      points: font size.
       line: width of the frames in points.
     """
     from matplotlib.patches import Rectangle
 
-    taken: list[figures.Box] = []
-    boxes = [one.box for one in objects]
-    # The largest first, so that it does not hide smaller ones.
-    for box, name, tint in sorted(objects, key=lambda one: -math.prod(one.box[2:])):
+    label_boxes: list[figures.Box] = []
+    boxes = [obj.box for obj in objects]
+    # Draw the largest first, so that it does not hide smaller ones.
+    for box, name, tint in sorted(objects, key=lambda obj: -math.prod(obj.box[2:])):
         x, y, width, height = box
         for thick, edge in ((2 * line, 'white'), (line, tint)):
             frame: dict[str, Any] = {'fill': False, 'linewidth': thick, 'edgecolor': edge}
@@ -235,7 +235,7 @@ def draw_objects(
         fits = width >= figures.label_size(name, inch, points)[0]
         letters = points if fits else min(points, figures.SMALL_LABEL_SIZE)
         place = figures.find_label_box(
-            box, figures.label_size(name, inch, letters), size, taken, boxes
+            box, figures.label_size(name, inch, letters), size, label_boxes, boxes
         )
-        taken.append(place)
+        label_boxes.append(place)
         figures.write_label(axes, place, name, tint, inch, letters)

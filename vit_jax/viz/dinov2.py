@@ -21,43 +21,43 @@ TITLES = ('image', 'patches')
 
 
 class Viz(base.Viz):
-    """Prototypes as rows; colors of patches are comparable across the images of a call."""
+    """Show prototypes as rows; colors of patches are comparable across the images of a call."""
 
     bar = 'probability'
 
     def adapt_task(self, task: Any, context: Context) -> Any:
-        """The task with patch tokens, which the picture shows."""
+        """Enable patch tokens, which the picture shows."""
         return dataclasses.replace(task, patches=True)
 
     def rows(self, prediction: Fields, photo: Photo, context: Context) -> list[dict[str, Any]]:
-        """The likeliest prototypes."""
+        """Return the most likely prototypes."""
         pairs = zip(prediction['prototype'], prediction['probability'], strict=True)
         return [{'prototype': int(k), 'probability': float(p)} for k, p in pairs]
 
     def draw(
         self, predictions: Sequence[Fields], photos: Sequence[Photo], context: Context
     ) -> Figure:
-        """Draw each image beside its patches, whose colors are the first principal components.
+        """Draw each image next to its patches, colored by the first principal components.
 
-        Figure 1 of DINOv2, arXiv:2304.07193, without removal of the background. Without patch
+        As figure 1 of DINOv2, arXiv:2304.07193, without removing the background. Without patch
         tokens, as during a run, images show their prototypes as text.
         """
         if 'patches' not in predictions[0]:
             return super().draw(predictions, photos, context)
-        colors = principal_colors([each['patches'] for each in predictions])
+        colors = principal_colors([prediction['patches'] for prediction in predictions])
         rows = []
-        for photo, mine in zip(photos, colors, strict=True):
+        for photo, patch_colors in zip(photos, colors, strict=True):
             image = figures.as_picture(photo.image, 1)
-            side = math.isqrt(image.shape[0] * image.shape[1] // len(mine))
-            grid = mine.reshape(image.shape[0] // side, -1, 3)
+            side = math.isqrt(image.shape[0] * image.shape[1] // len(patch_colors))
+            grid = patch_colors.reshape(image.shape[0] // side, -1, 3)
             panels = image, grid.repeat(side, 0).repeat(side, 1)
             rows.append(list(zip(TITLES, panels, strict=True)))
         return batch.draw_rows(rows, [photo.path.name for photo in photos], SIDE)
 
 
 def principal_colors(patches: Sequence[Float[np.ndarray, '_ D']]) -> list[UInt8[np.ndarray, '_ 3']]:
-    """Colors of vectors by the first three principal components of all of them."""
-    lengths = [len(each) for each in patches]
+    """Color vectors by the first three principal components of all of them."""
+    lengths = [len(image_patches) for image_patches in patches]
     rows = np.concatenate(patches)
     rows = rows - rows.mean(0)
     values = rows @ np.linalg.svd(rows, full_matrices=False)[2][:3].T

@@ -16,48 +16,48 @@ from vit_jax.viz.photo import Photo
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ACROSS = 6  # images in a row
+ACROSS = 6  # images per row
 SIDE = 1.9  # inches of an image
-PIXELS = 256  # of the shorter side of a photograph
-CLIPPED = 1.0  # percent of the patches at each end of a component that get the same color
+PIXELS = 256  # of the shorter side of a photo
+CLIPPED = 1.0  # percent of the patches at each end of a component with clipped color
 Grid = tuple[int, int]
 
 
 def draw_components(
     photos: Sequence[Photo], patches: Sequence[Float[np.ndarray, 'n D']], grids: Sequence[Grid]
 ) -> Figure:
-    """Draw images above their patches, colored as by `component_colors`.
+    """Draw images above their patches, colored by `component_colors`.
 
     Figure 1 of DINOv2, arXiv:2304.07193.
 
     Args:
-      photos: of the images.
-      patches: the features of each image's patches, row by row.
+      photos: photos of the images.
+      patches: features of each image's patches in raster order.
       grids: rows and columns of patches of each image.
     """
     colors = component_colors(patches, grids)
-    across = min(len(photos), ACROSS)
-    lines = math.ceil(len(photos) / across)
-    tall = max(photo.image.shape[0] / photo.image.shape[1] for photo in photos)
-    figure = figures.new_figure((SIDE * across, (2 * SIDE * tall + batch.LINE) * lines))
-    axes = figure.subplots(2 * lines, across, squeeze=False)
-    for one in axes.flat:
-        one.set_axis_off()
-    for i, (photo, mine, grid) in enumerate(zip(photos, colors, grids, strict=True)):
-        line, column = divmod(i, across)
-        figures.show_image(axes[2 * line, column], photo.view(PIXELS), photo.path.name)
-        figures.show_image(axes[2 * line + 1, column], mine.reshape(*grid, 3), '')
+    num_columns = min(len(photos), ACROSS)
+    num_rows = math.ceil(len(photos) / num_columns)
+    aspect = max(photo.image.shape[0] / photo.image.shape[1] for photo in photos)
+    figure = figures.new_figure((SIDE * num_columns, (2 * SIDE * aspect + batch.LINE) * num_rows))
+    axes = figure.subplots(2 * num_rows, num_columns, squeeze=False)
+    for axis in axes.flat:
+        axis.set_axis_off()
+    for i, (photo, patch_colors, grid) in enumerate(zip(photos, colors, grids, strict=True)):
+        row, column = divmod(i, num_columns)
+        figures.show_image(axes[2 * row, column], photo.view(PIXELS), photo.path.name)
+        figures.show_image(axes[2 * row + 1, column], patch_colors.reshape(*grid, 3), '')
     return figure
 
 
 def component_colors(
     patches: Sequence[Float[np.ndarray, 'n D']], grids: Sequence[Grid]
 ) -> list[UInt8[np.ndarray, 'n 3']]:
-    """Colors by the first three principal components of the foreground of all images together.
+    """Color patches by the first three principal components of the foreground of all images.
 
     The first component of all patches separates the foreground from the background, which becomes
     black (DINOv2, arXiv:2304.07193, section 7.5). The threshold is Otsu's, and the foreground is
-    the side with fewer patches at the edges of the images.
+    the side with fewer patches at the edges of images.
     """
     rows = np.concatenate(patches).astype(np.float64)
     edges = np.concatenate([_is_edge(*grid).ravel() for grid in grids])
@@ -67,20 +67,20 @@ def component_colors(
     values = np.clip((values - low) / np.maximum(high - low, 1e-12), 0, 1)
     colors = np.zeros((len(rows), 3), np.uint8)
     colors[inside, : values.shape[1]] = np.round(255 * values)
-    return np.split(colors, np.cumsum([len(each) for each in patches])[:-1])
+    return np.split(colors, np.cumsum([len(patches_of_image) for patches_of_image in patches])[:-1])
 
 
 def principal_components(rows: Float[np.ndarray, 'N D'], count: int) -> Float[np.ndarray, 'N c']:
-    """The first principal components of centered rows; fewer if there are fewer dimensions."""
+    """Project centered rows to their first principal components; at most D."""
     rows = rows - rows.mean(0)
-    axes = np.linalg.eigh(rows.T @ rows)[1]  # in ascending order; far cheaper than an SVD
+    axes = np.linalg.eigh(rows.T @ rows)[1]  # in ascending order; much cheaper than an SVD
     return rows @ axes[:, ::-1][:, :count]
 
 
 def foreground(
     scores: Float[np.ndarray, ' N'], edges: Bool[np.ndarray, ' N']
 ) -> Bool[np.ndarray, ' N']:
-    """The patches on the side of Otsu's threshold with the smaller share at the edges of images."""
+    """Return the side of Otsu's threshold with fewer patches at the edges of images."""
     above = scores > otsu_threshold(scores)
     if above.all() or not above.any():
         return np.ones_like(above)
@@ -88,7 +88,7 @@ def foreground(
 
 
 def otsu_threshold(scores: Float[np.ndarray, ' N']) -> float:
-    """The threshold with the largest variance between the two sides (Otsu, 1979)."""
+    """Return the threshold with the largest variance between the two sides (Otsu, 1979)."""
     ordered = np.sort(scores)
     below = np.arange(1, len(ordered))
     sums = np.cumsum(ordered)
@@ -98,14 +98,14 @@ def otsu_threshold(scores: Float[np.ndarray, ' N']) -> float:
 
 
 def grid_of(count: int, shape: tuple[int, ...]) -> Grid:
-    """Rows and columns of so many square patches of an image [H W C].
+    """Return rows and columns of `count` square patches of an image [H W C].
 
     Raises:
-      UserError: if they do not fill it.
+      UserError: if the patches do not fill the image.
     """
     rows = max(1, round(math.sqrt(count * shape[0] / shape[1])))
     if count % rows:
-        raise UserError(f'{count} patches form no grid over {shape[1]} x {shape[0]} pixels')
+        raise UserError(f'{count} patches do not form a grid over {shape[1]} x {shape[0]} pixels')
     return rows, count // rows
 
 
@@ -118,7 +118,7 @@ def _is_edge(rows: int, columns: int) -> Bool[np.ndarray, 'rows columns']:
 def nearest_neighbors(
     features: Float[np.ndarray, 'N D'], queries: Int[np.ndarray, ' Q'], count: int
 ) -> tuple[Int[np.ndarray, 'Q k'], Float[np.ndarray, 'Q k']]:
-    """The rows of the largest cosine with each query, itself left out, and the cosines."""
+    """Return the rows with the largest cosine to each query, without the query, and the cosines."""
     unit = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
     cosines = unit[queries] @ unit.T
     cosines[np.arange(len(queries)), queries] = -np.inf
@@ -131,7 +131,7 @@ def draw_neighbors(
     neighbors: Sequence[Sequence[Photo]],
     cosines: Float[np.ndarray, 'Q k'],
 ) -> Figure:
-    """Draw a row for each query: the image, and its nearest ones with their cosines."""
+    """Draw a row per query: the image, and its nearest neighbors with their cosines."""
     rows = []
     for query, near, values in zip(queries, neighbors, cosines, strict=True):
         panels = [('image', figures.as_picture(query.image))]

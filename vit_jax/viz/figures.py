@@ -1,4 +1,4 @@
-"""Common parts of figures: colors, axes, labels, names of metrics, and atomic writing of files."""
+"""Common parts of figures: colors, axes, labels, metric names, and atomic writing of files."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ log = logging.getLogger(__name__)
 
 INK, FAINT, GRID = '#1f2430', '#767c89', '#e4e6eb'
 COLORS = ('#2f6fde', '#e2661a', '#149e78', '#a24bc4', '#c8961a', '#d43d6b')
-HINTING = 1.08  # small letters, each rounded to pixels, are at most so much wider
-MARGIN = 0.1  # inches at the left and right of a picture in the constrained layout, together
-LABEL_SIZE = 8.0  # points of a label's letters
-MAX_LINES = 3  # of a title; a longer one loses its middle
+HINTING = 1.08  # maximum growth of small letters when rounded to pixels
+MARGIN = 0.1  # total inches left and right of a picture in the constrained layout
+LABEL_SIZE = 8.0  # points
+MAX_LINES = 3  # of a title; longer ones are shortened in the middle
 SMALL_LABEL_SIZE = 6.0  # for objects narrower than their labels, and in small images
 # Of colors behind white letters: a contrast of 4.5, as W3C requires (WCAG 2.1, 1.4.3).
 MAX_LUMINANCE = 1.05 / 4.5 - 0.05
@@ -57,24 +57,24 @@ METRIC_WORDS = {
     'sec': 's',
     'sq': 'SQ',
 }
-# Units of metrics; metrics of one unit share an axis.
+# Units of metrics; metrics with the same unit share an axis.
 UNITS = ('accuracy', 'loss', 'perplexity', 'bleu', 'chrf', 'psnr', 'shot', 'ap', 'ar', 'pq')
 _UNLABELED = re.compile(r'_(child|container)\d+|_nolegend_')
 _formulas: weakref.WeakSet[Text] = weakref.WeakSet()
-_reported: set[int] = set()  # characters that no font has
+_reported: set[int] = set()  # characters missing in all fonts
 Box = tuple[float, float, float, float]  # x, y, width, height
 Color = tuple[float, float, float]
 
 
 def new_figure(size: tuple[float, float], layout: Any = 'constrained') -> Figure:
-    """An empty figure of this width and height in inches; imports Matplotlib."""
+    """Create an empty figure of this width and height in inches; imports Matplotlib."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=size, layout=layout)
 
 
 def style(axes: Axes, title: str, size: float = 11) -> None:
-    """Style axes: a light grid below the data, no box, a title of `size` points at the left."""
+    """Style axes: a light grid below the data, no box, a title of `size` points on the left."""
     title = wrap(title, 0.85 * _cell_width(axes), size)  # bold letters are wider
     axes.set_title(title, loc='left', fontsize=size, color=INK, fontweight='bold', pad=8)
     axes.grid(color=GRID, linewidth=0.8)
@@ -85,7 +85,7 @@ def style(axes: Axes, title: str, size: float = 11) -> None:
 
 
 def show_image(axes: Axes, image: np.ndarray, title: str, size: float = 8) -> None:
-    """Draw an image [H, W, 3] without axes, its title above it, in several lines if it is long."""
+    """Draw an image [H, W, 3] without axes; long titles are wrapped."""
     axes.imshow(image, interpolation='nearest')
     axes.set(xticks=[], yticks=[])  # hidden ticks still take time to lay out
     axes.set_axis_off()
@@ -93,36 +93,36 @@ def show_image(axes: Axes, image: np.ndarray, title: str, size: float = 8) -> No
 
 
 def heading(figure: Figure | SubFigure, text: str, size: float = 11, **style: Any) -> None:
-    """Write a title above a figure, at the left, in several lines if it is long."""
+    """Write a title above a figure, on the left; long titles are wrapped."""
     text = wrap(text, 0.97 * figure.bbox.width / figure.dpi, size)
     style = {'x': 0.01, 'ha': 'left', 'color': INK, **style}
     figure.suptitle(text, fontsize=size, **style)
 
 
 def wrap(text: str, inches: float, points: float) -> str:
-    """Break each line of a text into lines of at most `inches`, in letters of this size.
+    """Wrap each line of a text to at most `inches`, for this font size.
 
-    A line that is still longer than `MAX_LINES` loses its middle, since names of files often
+    A line that is still longer than `MAX_LINES` is shortened in the middle, since file names often
     differ at their ends.
     """
     return '\n'.join(_wrap_line(line, 72 * inches, points) for line in text.split('\n'))
 
 
-def _wrap_line(line: str, room: float, points: float) -> str:
-    if (width := text_width(line, points)) <= room:
+def _wrap_line(line: str, max_width: float, points: float) -> str:
+    if (width := text_width(line, points)) <= max_width:
         return line
-    letters = int(room / width * len(line)) + 1
+    letters = int(max_width / width * len(line)) + 1
     while True:
         letters -= 1
         if len(broken := textwrap.wrap(line, max(letters, 1))) > MAX_LINES:
             half = max(1, MAX_LINES * letters // 2 - letters // 4)
             broken = textwrap.wrap(f'{line[:half]}…{line[-half:]}', max(letters, 1))
-        if letters < 8 or all(text_width(part, points) <= room for part in broken):
+        if letters < 8 or all(text_width(part, points) <= max_width for part in broken):
             return '\n'.join(broken)
 
 
 def _cell_width(axes: Axes) -> float:
-    """Inches from the left to the right of the cell of a grid, before the figure is laid out."""
+    """Return the width in inches of a grid cell, before the figure is laid out."""
     width = axes.figure.bbox.width / axes.figure.dpi
     if (cell := axes.get_subplotspec()) is None:
         return width * axes.get_position().width
@@ -131,20 +131,20 @@ def _cell_width(axes: Axes) -> float:
 
 
 def text_width(text: str, points: float) -> float:
-    """The width of a line in points, in letters of this size."""
+    """Return the width of a line in points, for this font size."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import text_to_path
 
     font = FontProperties(family=['sans-serif', *fallback_fonts(text)], size=points)
     with _without_glyph_warnings():
-        found = text_to_path.get_text_width_height_descent(visible(text), font, ismath=False)
-    return HINTING * found[0]
+        size = text_to_path.get_text_width_height_descent(visible(text), font, ismath=False)
+    return HINTING * size[0]
 
 
 def as_picture(image: np.ndarray, side: int = 1) -> np.ndarray:
     """Convert an image of any range and channels to uint8 RGB, its shorter side at least `side`.
 
-    Of more than three channels it keeps the first three, of two the first.
+    Of more than three channels the first three are used, of two only the first.
     """
     image = image[..., : 3 if image.shape[-1] > 3 else 1 if image.shape[-1] == 2 else None]
     if image.dtype != np.uint8:
@@ -156,20 +156,20 @@ def as_picture(image: np.ndarray, side: int = 1) -> np.ndarray:
 
 
 def has_colors(image: UInt8[np.ndarray, 'Y X C']) -> bool:
-    """Whether any pixel is not gray."""
+    """Return whether any pixel is not gray."""
     return bool((image != image[..., :1]).any())
 
 
 def legend(axes: Axes) -> None:
     """Draw a legend in the colors of its lines or bars.
 
-    Unlike Matplotlib it keeps labels that begin with an underscore, as names of runs may.
+    Unlike Matplotlib's, it includes labels that begin with an underscore, since names of runs may.
     """
     artists: list[Any] = [*axes.lines, *axes.containers]
-    shown = [artist for artist in artists if not _UNLABELED.match(artist.get_label())]
-    labels = [artist.get_label() for artist in shown]
+    labeled = [artist for artist in artists if not _UNLABELED.match(artist.get_label())]
+    labels = [artist.get_label() for artist in labeled]
     style: dict[str, Any] = {'labelcolor': 'linecolor', 'handlelength': 1.4}
-    axes.legend(shown, labels, frameon=False, fontsize=9, **style)
+    axes.legend(labeled, labels, frameon=False, fontsize=9, **style)
 
 
 def log_ticks(
@@ -179,9 +179,9 @@ def log_ticks(
 
     Args:
       axis: `axes.xaxis` or `axes.yaxis`.
-      low, high: the range to show.
-      few: whether there is little room.
-      words: formats a number as a label.
+      low, high: range to show.
+      few: whether there is little space.
+      words: function that formats a number as a label.
     """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
@@ -200,62 +200,64 @@ def log_ticks(
 
 
 def label_size(text: str, inch: float, points: float = LABEL_SIZE) -> tuple[float, float]:
-    """Width and height of a label in pixels, at `inch` pixels per inch."""
+    """Return width and height of a label in pixels, at `inch` pixels per inch."""
     return (text_width(text, points) + 4) / 72 * inch, (1.25 * points + 3) / 72 * inch
 
 
 def find_label_box(
     box: Box,
-    room: tuple[float, float],
+    label_size: tuple[float, float],
     size: tuple[float, float],
-    taken: Sequence[Box],
+    labels: Sequence[Box],
     boxes: Sequence[Box] = (),
 ) -> Box:
-    """Place a label of this width and height beside or in its box, within the image.
+    """Place a label of this width and height next to or in its box, within the image.
 
-    The place is the one that covers the smallest shares of other labels and of objects. If all
-    places at the box cover a label, it is a free one above or below them.
+    The place covers the smallest shares of other labels and of objects. If all places at the box
+    cover a label, a free one above or below them is chosen.
     """
 
-    def clash(place: Box) -> float:
-        labels = sum(overlap(place, other) / math.prod(room) for other in taken)
-        return 4 * labels + sum(overlap(place, one) / max(math.prod(one[2:]), 1) for one in boxes)
+    def cost(place: Box) -> float:
+        share = sum(overlap(place, label) / math.prod(label_size) for label in labels)
+        return 4 * share + sum(overlap(place, obj) / max(math.prod(obj[2:]), 1) for obj in boxes)
 
-    best = min(_label_boxes(box, room, size), key=clash)
-    if not any(overlap(best, other) for other in taken):
+    best = min(_label_boxes(box, label_size, size), key=cost)
+    if not any(overlap(best, other) for other in labels):
         return best
-    half = room[1] / 2
+    half = label_size[1] / 2
     moved = [
-        (clash(place) + 0.02 * abs(step), place)  # the nearest of equal ones
+        (cost(place) + 0.02 * abs(step), place)  # prefer the nearest
         for step in range(-round(size[0] / half), round(size[0] / half) + 1)
-        for place in _label_boxes((box[0], box[1] + step * half, *box[2:]), room, size)
-        if not any(overlap(place, other) for other in taken)
+        for place in _label_boxes((box[0], box[1] + step * half, *box[2:]), label_size, size)
+        if not any(overlap(place, other) for other in labels)
     ]
     return min(moved)[1] if moved else best
 
 
-def _label_boxes(box: Box, room: tuple[float, float], size: tuple[float, float]) -> Iterator[Box]:
+def _label_boxes(
+    box: Box, label_size: tuple[float, float], size: tuple[float, float]
+) -> Iterator[Box]:
     """Yield places around and in a box, moved into the image, the best first."""
     x, y, width, height = box
-    wide, tall = room
+    wide, tall = label_size
     ends = [(left, top) for top in (y - tall, y + height) for left in (x, x + width - wide)]
     inner = [(left, top) for top in (y, y + height - tall) for left in (x, x + width - wide)]
     sides = [(left, top) for left in (x + width, x - wide) for top in (y, y + height - tall)]
     for left, top in (*ends, *inner, *sides):
         inside = max(0, min(left, size[1] - wide)), max(0, min(top, size[0] - tall))
-        yield (*inside, *room)
+        yield (*inside, *label_size)
 
 
 def overlap(a: Box, b: Box) -> float:
-    """The area that two boxes have in common."""
+    """Return the area of the intersection of two boxes."""
     sides = [min(a[i] + a[i + 2], b[i] + b[i + 2]) - max(a[i], b[i]) for i in (0, 1)]
     return max(0, sides[0]) * max(0, sides[1])
 
 
 def write_label(
-    axes: Axes, place: Box, text: str, ground: Color, inch: float, points: float = LABEL_SIZE
+    axes: Axes, place: Box, text: str, background: Color, inch: float, points: float = LABEL_SIZE
 ) -> None:
-    """Write white letters on the color `ground`, in a box of `find_label_box`."""
+    """Write white letters on the color `background`, in a box from `find_label_box`."""
     label = axes.text(
         place[0] + 2 / 72 * inch,
         place[1] + place[3] / 2,
@@ -263,13 +265,17 @@ def write_label(
         va='center',
         fontsize=points,
         color='white',
-        bbox={'facecolor': ground, 'edgecolor': 'none', 'pad': 1.0 if points < LABEL_SIZE else 1.5},
+        bbox={
+            'facecolor': background,
+            'edgecolor': 'none',
+            'pad': 1.0 if points < LABEL_SIZE else 1.5,
+        },
     )
-    label.set_in_layout(False)  # the image would shrink, and its labels with it
+    label.set_in_layout(False)  # otherwise the image would shrink with its labels
 
 
 def class_color(label: int) -> Color:
-    """The color of a class: saturated, dark enough for white letters; neighbors differ most."""
+    """Return the color of a class: saturated, and dark enough for white letters."""
     hue = (0.6 + label * (math.sqrt(5) - 1) / 2) % 1
     rgb = colorsys.hsv_to_rgb(hue, 0.85, 0.75)
     share = min(1, MAX_LUMINANCE / luminance(rgb)) ** (1 / GAMMA)
@@ -277,13 +283,13 @@ def class_color(label: int) -> Color:
 
 
 def luminance(rgb: Sequence[float]) -> float:
-    """The luminance of an sRGB color, 0 to 1, with the transfer curve approximated by a power."""
+    """Compute the luminance of an sRGB color, 0 to 1, with a power law as the transfer curve."""
     weights = (0.2126, 0.7152, 0.0722)
     return sum(w * c**GAMMA for w, c in zip(weights, rgb, strict=True))
 
 
 def metric_words(name: str) -> str:
-    """`weight_decay` -> `Weight decay`, `images_per_sec` -> `Images/s`, `1_8` -> `1–8`."""
+    """Format a metric: `weight_decay` -> `Weight decay`, `images_per_sec` -> `Images/s`."""
     text = re.sub(r'(?<=\d)_(?=\d)', '–', name).replace('_', ' ').strip()
     text = ' '.join(METRIC_WORDS.get(word.lower(), word) for word in text.split()).replace(
         ' per ', '/'
@@ -292,33 +298,34 @@ def metric_words(name: str) -> str:
 
 
 def title(metric: str) -> str:
-    """`val/perplexity` -> `Perplexity (val)`."""
+    """Format a title: `val/perplexity` -> `Perplexity (val)`."""
     prefix, _, key = metric.rpartition('/')
     return f'{metric_words(key)} ({prefix})' if prefix else metric_words(key)
 
 
 def unit(metric: str) -> str:
-    """The unit of a metric: `test_bleu/bleu_1_8` -> `bleu`; its own name if none is known."""
+    """Return a metric's unit: `test_bleu/bleu_1_8` -> `bleu`; its own name if it is unknown."""
     key = metric.rpartition('/')[2].lower()
-    found = [part.rstrip('0123456789') for part in key.split('_')]
-    return next((part for part in reversed(found) if part in UNITS), key)
+    parts = [part.rstrip('0123456789') for part in key.split('_')]
+    return next((part for part in reversed(parts) if part in UNITS), key)
 
 
 def short_key_names(keys: Sequence[str]) -> list[str]:
-    """Short names of config keys: their last parts, or the whole keys where these collide."""
-    last = [key.rpartition('.')[2] for key in keys]
+    """Shorten config keys to their last parts, except where these collide."""
+    short_names = [key.rpartition('.')[2] for key in keys]
     return [
-        metric_words(x) if last.count(x) == 1 else key for key, x in zip(keys, last, strict=True)
+        metric_words(x) if short_names.count(x) == 1 else key
+        for key, x in zip(keys, short_names, strict=True)
     ]
 
 
 def set_formula(text: Text) -> None:
-    """Draw text between dollar signs as TeX math, which is off by default."""
+    """Enable TeX math between dollar signs, which is off by default."""
     _formulas.add(text)
 
 
 @contextlib.contextmanager
-def _drawn_literally(figure: Figure) -> Iterator[None]:
+def _literal_text(figure: Figure) -> Iterator[None]:
     """Draw names of classes, files and runs without TeX or control characters, in any script."""
     from matplotlib.text import Text
 
@@ -334,7 +341,7 @@ def _drawn_literally(figure: Figure) -> Iterator[None]:
 
 
 def fallback_fonts(text: str) -> tuple[str, ...]:
-    """Installed fonts for the characters that Matplotlib's own font lacks, such as Chinese.
+    """Return installed fonts for characters that Matplotlib's font lacks, such as Chinese.
 
     Characters that no font has are logged once, and drawn as boxes.
     """
@@ -350,23 +357,23 @@ def _fonts_of(characters: frozenset[str]) -> tuple[str, ...]:
     )
     names: list[str] = []
     if missing:
-        # Sans serif first; an emoji font of colored bitmaps cannot be drawn.
+        # Sans serif first; emoji fonts of colored bitmaps cannot be drawn.
         fonts = {e.fname: e.name for e in font_manager.fontManager.ttflist}
         for path, name in sorted(fonts.items(), key=lambda font: ('Sans' not in font[1], font)):
             is_fallback = name.startswith('Last Resort') or 'Color Emoji' in name
-            if missing and not is_fallback and not missing.isdisjoint(has := _charmap(path)):
+            if missing and not is_fallback and not missing.isdisjoint(covered := _charmap(path)):
                 names.append(name)
-                missing -= has
+                missing -= covered
     if missing and not _reported:
         _reported.update(missing)
-        shown = ' '.join(map(chr, sorted(missing)[:8]))
-        log.warning('no font has %s: install one, such as Noto Sans CJK; boxes are drawn', shown)
+        sample = ' '.join(map(chr, sorted(missing)[:8]))
+        log.warning('no font has %s: install one, such as Noto Sans CJK; boxes are drawn', sample)
     return tuple(names)
 
 
 @functools.cache
 def _charmap(path: str) -> frozenset[int]:
-    """The characters of a font's file; none if it cannot be read."""
+    """Return the characters of a font file; none if it cannot be read."""
     from matplotlib import font_manager
 
     try:
@@ -377,7 +384,7 @@ def _charmap(path: str) -> frozenset[int]:
 
 @contextlib.contextmanager
 def _without_glyph_warnings() -> Iterator[None]:
-    """Hide Matplotlib's warnings of characters, which `fallback_fonts` has logged."""
+    """Hide Matplotlib's warnings about characters, which `fallback_fonts` has logged."""
     with warnings.catch_warnings():
         warnings.filterwarnings('ignore', r'Glyph \d+|Matplotlib currently does not support')
         yield
@@ -390,7 +397,7 @@ def check_format(path: str | paths.Path, flag: str) -> None:
 
 
 def save(figure: Figure, path: str | paths.Path, dpi: int = 150) -> paths.Path:
-    """Write a figure in the format of the path's suffix; the folder is made if missing.
+    """Write a figure in the format of the path's suffix, creating the folder if needed.
 
     Raises:
       OSError: if it cannot be written; no partial file is left.
@@ -399,7 +406,7 @@ def save(figure: Figure, path: str | paths.Path, dpi: int = 150) -> paths.Path:
     paths.make_folder(path.parent)
     picture = io.BytesIO()
     kind = path.suffix.lower().removeprefix('.')
-    with _drawn_literally(figure):
+    with _literal_text(figure):
         figure.savefig(picture, format=kind, dpi=dpi, facecolor='white')
     paths.write_atomic(path, picture.getvalue())
     return path
@@ -411,18 +418,18 @@ def pixels(figure: Figure, dpi: int = 100) -> UInt8[np.ndarray, 'Y X 3']:
 
     figure.set(dpi=dpi, facecolor='white')
     canvas = FigureCanvasAgg(figure)
-    with _drawn_literally(figure):
+    with _literal_text(figure):
         canvas.draw()
     return np.array(canvas.buffer_rgba())[..., :3]
 
 
 def svg(figure: Figure) -> bytes:
-    """Render a figure as SVG without a background; the same figure has the same bytes."""
+    """Render a figure as SVG without background; equal figures have equal bytes."""
     import matplotlib
 
     for axes in figure.axes:
         axes.set_facecolor('none')
-    drawn = io.BytesIO()
-    with _drawn_literally(figure), matplotlib.rc_context({'svg.hashsalt': 'vit_jax'}):
-        figure.savefig(drawn, format='svg', facecolor='none', metadata={'Date': None})
-    return drawn.getvalue()
+    buffer = io.BytesIO()
+    with _literal_text(figure), matplotlib.rc_context({'svg.hashsalt': 'vit_jax'}):
+        figure.savefig(buffer, format='svg', facecolor='none', metadata={'Date': None})
+    return buffer.getvalue()

@@ -1,4 +1,4 @@
-"""Visualization of generation: samples beside an image of their class, grids, trajectories."""
+"""Visualization of generation: samples next to an image of their class, grids, trajectories."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ SIDE = 1.0  # inches of a sample in a grid
 
 
 class Viz(base.Viz):
-    """Samples, whose noise is that of the example's index in every evaluation of a run.
+    """Show samples; their noise depends on the example's index, and is the same in all evaluations.
 
-    A file has no class, so that `predict` samples without one.
+    A file has no class, so `predict` samples without one.
     """
 
     side = 1.2
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
-        """Add the number of samples, and the options of sampling."""
+        """Add the number of samples and sampling options."""
         add = parser.add_argument
         add('--samples', type=int, metavar='N', help="samples per image (default: the task's, 1)")
         add_sampling_flags(parser)
 
     def adapt_task(self, task: Any, context: Context) -> Any:
-        """The task with the options of the flags."""
+        """Apply the options of the flags to the task."""
         return with_sampling_flags(task, context.flags, 'samples')
 
     def rows(self, prediction: Fields, photo: Photo, context: Context) -> list[dict[str, Any]]:
-        """The mean and the standard deviation of each sample's bytes."""
+        """Return the mean and the standard deviation of each sample's bytes."""
         del photo, context
         return [
             {'sample': i, 'mean': float(sample.mean()), 'std': float(sample.std())}
@@ -47,12 +47,12 @@ class Viz(base.Viz):
         ]
 
     def panels(self, prediction: Fields, photo: Photo) -> Panels:
-        """The example, and samples of its class."""
+        """Return the example, and samples of its class."""
         samples = prediction['samples']
         return [('image', photo.image), *((f'sample {i}', s) for i, s in enumerate(samples))]
 
     def caption(self, fields: Fields, context: Context) -> str:
-        """The class of an example; empty if it has none."""
+        """Return the class of an example; empty if it has none."""
         if 'label' not in fields:
             return ''
         return class_name(int(fields['label']), context.class_names)
@@ -76,14 +76,14 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     add('--sampler', choices=('heun', 'euler'), help="solver (default: the task's)")
 
 
-def with_sampling_flags(task: Any, flags: argparse.Namespace, *others: str) -> Any:
-    """The task with the flags that are given; `others` are names of further ones."""
-    asked = {name: getattr(flags, name) for name in ('guidance', 'steps', 'sampler', *others)}
-    return dataclasses.replace(task, **{k: v for k, v in asked.items() if v is not None})
+def with_sampling_flags(task: Any, flags: argparse.Namespace, *names: str) -> Any:
+    """Apply the flags that are set to the task; `names` are further flags."""
+    options = {name: getattr(flags, name) for name in ('guidance', 'steps', 'sampler', *names)}
+    return dataclasses.replace(task, **{k: v for k, v in options.items() if v is not None})
 
 
 def class_name(label: int, names: Sequence[str]) -> str:
-    """The number and the name of a class, if it has one; 'no class' for -1."""
+    """Return the number and the name of a class, if it has one; 'no class' for -1."""
     if label < 0:
         return 'no class'
     name = names[label] if label < len(names) else str(label)
@@ -96,8 +96,8 @@ def draw_grid(
     """Draw rows of numbered samples.
 
     Args:
-      samples: of each row.
-      names: of the rows, such as classes.
+      samples: samples of each row.
+      names: names of the rows, such as classes.
     """
     rows = [[(str(i), sample) for i, sample in enumerate(row)] for row in samples]
     return batch.draw_rows(rows, names, SIDE)
@@ -109,16 +109,19 @@ def draw_trajectories(
     times: Sequence[float],
     names: Sequence[str],
 ) -> Figure:
-    """Draw a row for each sample: the images predicted on the way to it, and itself.
+    """Draw a row per sample: intermediate predictions, then the sample.
 
     Args:
-      frames: of each sample.
-      samples: the results.
-      times: of the frames.
-      names: of the samples.
+      frames: intermediate predictions of each sample.
+      samples: final samples.
+      times: times of the frames.
+      names: names of the samples.
     """
     rows = [
-        [*((f't = {t:.2f}', frame) for t, frame in zip(times, each, strict=True)), ('t = 1', last)]
-        for each, last in zip(frames, samples, strict=True)
+        [
+            *((f't = {t:.2f}', frame) for t, frame in zip(times, frames_of_sample, strict=True)),
+            ('t = 1', last),
+        ]
+        for frames_of_sample, last in zip(frames, samples, strict=True)
     ]
     return batch.draw_rows(rows, names, SIDE)

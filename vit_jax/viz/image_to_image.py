@@ -1,4 +1,4 @@
-"""Visualization of images from images: samples beside what is given and the original."""
+"""Visualization of image-to-image models: samples next to the condition and the original."""
 
 from __future__ import annotations
 
@@ -14,29 +14,32 @@ from vit_jax.viz.photo import Context, Fields, Photo
 
 
 class Viz(generate.Viz):
-    """Samples of what is given of a file, or of an example."""
+    """Show samples conditioned on a file or an example."""
 
     def rows(self, prediction: Fields, photo: Photo, context: Context) -> list[dict[str, Any]]:
-        """The PSNR in dB of each sample to the image; None for colors that a gray file lacks."""
-        true = photo.image / 255
-        lacks = is_gray(prediction) and not figures.has_colors(photo.image)
+        """Return the PSNR in dB of each sample to the image; None for colors of a gray file."""
+        original = photo.image / 255
+        is_gray_file = is_gray(prediction) and not figures.has_colors(photo.image)
         return [
-            {'sample': i, 'psnr': None if lacks else float(colors.psnr(sample / 255, true))}
+            {
+                'sample': i,
+                'psnr': None if is_gray_file else float(colors.psnr(sample / 255, original)),
+            }
             for i, sample in enumerate(prediction['samples'])
         ]
 
     def panels(self, prediction: Fields, photo: Photo) -> Panels:
-        """What is given, its samples, and the original, unless it is gray and so given."""
-        known = np.broadcast_to(prediction['given'], photo.image.shape)
+        """Return the condition, its samples, and the original unless it is gray."""
+        condition = np.broadcast_to(prediction['given'], photo.image.shape)
         name = 'gray' if is_gray(prediction) else 'small'
-        shown = [(name, known)]
-        shown += [(f'sample {i}', sample) for i, sample in enumerate(prediction['samples'])]
+        pictures = [(name, condition)]
+        pictures += [(f'sample {i}', sample) for i, sample in enumerate(prediction['samples'])]
         if name == 'small' or figures.has_colors(photo.image):
-            shown.append(('original', photo.image))
-        return shown
+            pictures.append(('original', photo.image))
+        return pictures
 
     def image(self, prediction: Fields, photo: Photo, context: Context) -> Picture:
-        """The first sample; its colors on the luminance of the file, where gray is given."""
+        """Return the first sample; for gray conditions, its colors on the luminance of the file."""
         sample = prediction['samples'][0]
         if is_gray(prediction):
             return coltran.color_file(photo, sample)
@@ -44,5 +47,5 @@ class Viz(generate.Viz):
 
 
 def is_gray(prediction: Fields) -> bool:
-    """Whether colors are missing in what is given, of color images."""
+    """Return whether the condition lacks colors that the samples have."""
     return prediction['given'].shape[-1] < prediction['samples'].shape[-1]

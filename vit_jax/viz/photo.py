@@ -19,7 +19,7 @@ from vit_jax.viz import figures
 if TYPE_CHECKING:
     pass
 
-Fields = Mapping[str, np.ndarray]  # the arrays of one example, or of the prediction for it
+Fields = Mapping[str, np.ndarray]  # arrays of one example, or of its prediction
 
 
 @runtime_checkable
@@ -36,12 +36,12 @@ class Photo:
     """An image file, and the model's input made from it.
 
     Attributes:
-      path: of the file.
-      original: its pixels [Y, X, C].
+      path: path of the file.
+      original: pixels [Y, X, C] of the file.
       fields: its arrays in a batch, such as `image` [H, W, C].
-      note: a description of the transforms.
-      affine: A in (x', y') = A (x, y, 1), from pixels of the original to pixels of `image`; None
-        if a transform does not track the positions of pixels.
+      note: description of the transforms.
+      affine: A in (x', y') = A (x, y, 1), from pixels of the original to pixels of `image`; None if
+        a transform does not track the positions of pixels.
     """
 
     path: pathlib.Path
@@ -57,13 +57,13 @@ class Photo:
 
     @property
     def number(self) -> int:
-        """A hash of the file's pixels, the example's index for random draws."""
-        return zlib.crc32(self.original.tobytes()) >> 1  # 31 bits, as in an index
+        """A hash of the file's pixels, used as the example's index for random draws."""
+        return zlib.crc32(self.original.tobytes()) >> 1  # 31 bits, like an index
 
     @property
     def seen(self) -> tuple[int, int]:
-        """Height and width of `image` in pixels, without padding at the right and the bottom; of an
-        image that was cut into windows, those before.
+        """Height and width of `image` in pixels, without padding at the right and the bottom; for
+        an image cut into windows, before the cut.
         """
         if 'scaled_size' in self.fields:
             height, width = self.fields['scaled_size'].tolist()
@@ -74,10 +74,10 @@ class Photo:
         return int(mask[:, 0].sum()), int(mask[0].sum())
 
     def view(self, side: int) -> UInt8[np.ndarray, 'Y X 3']:
-        """The model's view at the file's resolution, its shorter side at least `side`.
+        """Render the model's view at the file's resolution, with a shorter side of at least `side`.
 
         Height and width are a multiple of the model's. If the transforms do not track the positions
-        of pixels, it is the model's image, enlarged. Of windows it is the first.
+        of pixels, it is the enlarged model's image. For windows it is the first one.
         """
         image = self.image[0] if self.image.ndim > 3 else self.image
         height, width = image.shape[:2]
@@ -86,9 +86,9 @@ class Photo:
             return figures.as_picture(image, side)
         inverse = np.linalg.inv(self.affine[:, :2])
         spacing = float(np.sqrt(abs(np.linalg.det(inverse)))) / factor  # pixels of the file
-        reduced = max(1, int(spacing + 1e-6))  # rounding must not make 3 of 4
-        file = Image.fromarray(figures.as_picture(self.original)).reduce(reduced)
-        linear, start = inverse / factor / reduced, -inverse @ self.affine[:, 2] / reduced
+        reduction = max(1, int(spacing + 1e-6))  # rounding must not make 3 of 4
+        file = Image.fromarray(figures.as_picture(self.original)).reduce(reduction)
+        linear, start = inverse / factor / reduction, -inverse @ self.affine[:, 2] / reduction
         # Pixels enlarged beyond the file's detail stay visible as pixels.
         resample = Image.Resampling.NEAREST if spacing < 0.5 else Image.Resampling.BICUBIC
         data = np.column_stack([linear, start]).ravel().tolist()
@@ -105,7 +105,7 @@ class Photo:
         return (points - shift) @ np.linalg.inv(linear).T
 
     def from_original(self, points: Float[np.ndarray, '*N 2']) -> Float[np.ndarray, '*N 2']:
-        """The inverse of `to_original`, with the same errors."""
+        """Invert `to_original`, with the same errors."""
         linear, shift = self._map()
         return points @ linear.T + shift
 
@@ -123,12 +123,13 @@ class Context:
     """Context shared by all examples of a call.
 
     Attributes:
-      class_names: of the run's data; empty if they have none.
-      flags: of the command `predict`, including flags of the task's `Viz`.
-      vocab: decodes token ids; None if the data have no text.
+      class_names: class names of the run's data; empty if there are none.
+      flags: flags of the command `predict`, including flags of the task's `Viz`.
+      vocab: decoder of token ids; None if the data have no text.
       model: name of the model, for titles.
-      class_ids: ids of the classes in the data's files; empty if unknown.
-      encode: (field, text) -> ids by the data's transforms; None without `vocab`.
+      class_ids: class ids in the data's files; empty if unknown.
+      encode: function (field, text) -> ids that applies the data's transforms; None without
+        `vocab`.
     """
 
     class_names: tuple[str, ...] = ()
@@ -139,15 +140,15 @@ class Context:
     encode: Callable[[str, str], np.ndarray] | None = None
 
     def class_name(self, label: int) -> str:
-        """The name of a class, or its number if the data have no names."""
+        """Return the name of a class, or its number if the data have no names."""
         return self.class_names[label] if label < len(self.class_names) else f'class {label}'
 
     def category_id(self, label: int) -> int:
-        """The id of a class in the data's files, or its number if the id is unknown."""
+        """Return the id of a class in the data's files, or its number if the id is unknown."""
         return self.class_ids[label] if label < len(self.class_ids) else label
 
     def texts(self, fields: Fields) -> dict[str, str]:
-        """The arrays of token ids, decoded to texts; empty without a vocabulary."""
+        """Decode the arrays of token ids to texts; empty without a vocabulary."""
         if self.vocab is None:
             return {}
         rows = {k: v for k, v in fields.items() if v.ndim == 1 and v.dtype.kind == 'i'}

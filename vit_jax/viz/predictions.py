@@ -1,7 +1,7 @@
-"""The `Viz` of a task, found by the task's name.
+"""Lookup of the `Viz` of a task by the task's name.
 
-A task `foo` is shown by the class `Viz` of the module `vit_jax.viz.foo`, the task
-`my_lab.tasks.foo` of a user by that of `my_lab.viz.foo`.
+The task `foo` is shown by the class `Viz` of the module `vit_jax.viz.foo`, a user's task
+`my_lab.tasks.foo` by `Viz` of `my_lab.viz.foo`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from vit_jax.viz.base import Viz
 
 
 def find(task: str) -> Viz:
-    """The `Viz` of a task; the default one if the task has no module.
+    """Return the `Viz` of a task; the default one if the task has no module.
 
     Args:
-      task: `config.task.name`.
+      task: task name, `config.task.name`.
 
     Raises:
       UserError: if the module has no class `Viz`.
@@ -26,7 +26,7 @@ def find(task: str) -> Viz:
 
 
 def require(task: str) -> Viz:
-    """The `Viz` of a task.
+    """Return the `Viz` of a task.
 
     Raises:
       UserError: if the task has no module, or its module has no class `Viz`.
@@ -40,7 +40,7 @@ def require(task: str) -> Viz:
 
 
 def module_path(task: str) -> str:
-    """The name of the module that visualizes a task.
+    """Return the name of the module that visualizes a task.
 
     Raises:
       UserError: if the task is not in a package named `tasks`.
@@ -65,10 +65,10 @@ def _exists(task: str) -> bool:
 
 
 def _make(path: str) -> Viz:
-    found = vars(importlib.import_module(path)).get('Viz')
-    if not (isinstance(found, type) and issubclass(found, Viz)):
+    viz_class = vars(importlib.import_module(path)).get('Viz')
+    if not (isinstance(viz_class, type) and issubclass(viz_class, Viz)):
         raise UserError(
             f'the module {path!r} has no class Viz: write `class Viz(vit_jax.viz.base.Viz)` with '
             'methods such as rows and draw'
         )
-    return found()
+    return viz_class()

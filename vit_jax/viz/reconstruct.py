@@ -15,16 +15,16 @@ from vit_jax.viz.batch import Panels
 from vit_jax.viz.photo import Context, Fields, Photo
 
 TITLES = ('original', 'seen', 'reconstruction', 'reconstruction with the seen patches')
-GRAY = 128  # drawn in place of hidden patches
+GRAY = 128  # color of masked patches
 
 
 class Viz(base.Viz):
-    """Masked images, and their reconstructions."""
+    """Show masked images and their reconstructions."""
 
     side = 2.4
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
-        """Add the share of hidden patches."""
+        """Add the share of masked patches."""
         parser.add_argument(
             '--mask-ratio',
             type=float,
@@ -33,23 +33,23 @@ class Viz(base.Viz):
         )
 
     def adapt_model(self, model: Any, context: Context) -> Any:
-        """The model with the flag's share of hidden patches."""
+        """Apply the flag's mask ratio to the model."""
         ratio = context.flags.mask_ratio
         return model if ratio is None else model.clone(mask_ratio=ratio)
 
     def rows(self, prediction: Fields, photo: Photo, context: Context) -> list[dict[str, Any]]:
-        """The number of hidden patches, and the PSNR in dB of their reconstruction."""
+        """Return the number of masked patches, and the PSNR in dB of their reconstruction."""
         hidden = prediction['mask'] > 0
         count = int(hidden.sum())
         return [{'patches': hidden.size, 'hidden': count, 'psnr': psnr(prediction, photo)}]
 
     def panels(self, prediction: Fields, photo: Photo) -> Panels:
-        """Four pictures, see TITLES."""
+        """Return four pictures, see TITLES."""
         return list(zip(TITLES, panels(prediction, photo), strict=True))
 
 
 def psnr(prediction: Fields, photo: Photo) -> float | None:
-    """Peak signal-to-noise ratio over the hidden pixels in dB; None if nothing is hidden."""
+    """Peak signal-to-noise ratio over masked pixels in dB; None if nothing is masked."""
     hidden = enlarge_mask(prediction['mask'], photo)
     if not hidden.any():
         return None
@@ -59,23 +59,23 @@ def psnr(prediction: Fields, photo: Photo) -> float | None:
 
 
 def enlarge_mask(mask: Float[np.ndarray, 'h w'], photo: Photo) -> Any:
-    """The mask of patches enlarged to pixels, [H W]."""
+    """Enlarge the mask of patches to pixels, [H W]."""
     height, width = photo.image.shape[:2]
     return np.kron(mask, np.ones((height // mask.shape[0], width // mask.shape[1]))) > 0
 
 
 def panels(prediction: Fields, photo: Photo) -> list[UInt8[np.ndarray, 'H W C']]:
-    """The image, its visible patches, the reconstruction alone and with the visible patches.
+    """Return the image, visible patches, and the reconstruction without and with visible patches.
 
     Raises:
       UserError: if the transforms of the run do not make uint8 images.
     """
     if photo.image.dtype != np.uint8:
         raise UserError(
-            f'{photo.path}: the transforms of this run make {photo.image.dtype} images, but '
+            f'{photo.path}: the transforms of this run produce {photo.image.dtype} images, but '
             'pictures need uint8: let the task normalize them (value_range)'
         )
     hidden = enlarge_mask(prediction['mask'], photo)[..., None]
     guess = np.round(np.clip(prediction['reconstruction'], 0, 1) * 255).astype(np.uint8)
-    seen = np.where(hidden, np.uint8(GRAY), photo.image)
-    return [photo.image, seen, guess, np.where(hidden, guess, photo.image)]
+    visible = np.where(hidden, np.uint8(GRAY), photo.image)
+    return [photo.image, visible, guess, np.where(hidden, guess, photo.image)]

@@ -1,4 +1,4 @@
-"""Visualization of panoptic segmentation: every pixel of the file in the color of its segment."""
+"""Visualization of panoptic segmentation: each pixel of the file in the color of its segment."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-OPACITY = 0.5  # of a color on the image
-LINE = 0.004  # width of the lines between segments, as a share of the image's longer side
-SIDE = 480  # least pixels of the shorter side, so that these lines are thin
+OPACITY = 0.5  # of colors on the image
+LINE = 0.004  # width of the lines between segments, relative to the image's longer side
+SIDE = 480  # minimum pixels of the shorter side, so that these lines are thin
 
 
 class Viz(detect.Viz):
-    """Segments in colors."""
+    """Show segments in colors."""
 
     columns = ('class', 'kind', 'score', 'area', 'bbox')
     coco = (*detect.Viz.coco, 'segmentation')
@@ -32,24 +32,24 @@ class Viz(detect.Viz):
     noun = 'segment'
 
     def rows(self, prediction: Fields, photo: Photo, context: Context) -> list[dict[str, Any]]:
-        """The segments, the largest first, with the keys of COCO's panoptic results.
+        """Return the segments, sorted by area, with the keys of COCO's panoptic results.
 
         `bbox` is (x, y, width, height) in pixels of the file; for `category_id` see
         `Context.category_id`; `segmentation` is COCO's run-length encoding, alternating runs
         outside and inside of the segment, column by column.
 
         Raises:
-          UserError: as `segments`.
+          UserError: see `segments`.
         """
-        (numbers, queries), prediction = self.found(prediction, photo, context)
-        found = [
+        (numbers, queries), prediction = self.find_segments(prediction, photo, context)
+        rows = [
             _row(number, numbers == number, int(query), prediction, context)
             for number, query in enumerate(queries, start=1)
         ]
-        return sorted(found, key=lambda row: -row['area'])
+        return sorted(rows, key=lambda row: -row['area'])
 
     def note(self, prediction: Fields, context: Context) -> str:
-        """The line for an image without segments: the threshold, and the highest score."""
+        """Return the line for an image without segments: the threshold, and the highest score."""
         if (prediction['scores'] > context.flags.threshold).any():
             return 'no segment is large enough'
         return super().note(prediction, context)
@@ -57,10 +57,10 @@ class Viz(detect.Viz):
     def draw(
         self, predictions: Sequence[Fields], photos: Sequence[Photo], context: Context
     ) -> Figure:
-        """Draw the files with colored segments, each with its class and score."""
+        """Draw the files with colored segments, labeled with class and score."""
         figure, cells = detect.image_grid(photos)
-        for axes, made, photo in zip(cells, predictions, photos, strict=True):
-            (numbers, queries), prediction = self.found(made, photo, context)
+        for axes, raw_prediction, photo in zip(cells, predictions, photos, strict=True):
+            (numbers, queries), prediction = self.find_segments(raw_prediction, photo, context)
             picture = figures.as_picture(photo.original, SIDE)
             factor = len(picture) // len(numbers)
             numbers = numbers.repeat(factor, axis=0).repeat(factor, axis=1)
@@ -73,39 +73,39 @@ class Viz(detect.Viz):
         return figure
 
     def labels(self, prediction: Fields, queries: np.ndarray, context: Context) -> list[str]:
-        """The label of each segment in the picture: its class and score."""
+        """Return the label of each segment: its class and score."""
         labels, scores = (prediction[name][queries].tolist() for name in ('labels', 'scores'))
         scored = zip(labels, scores, strict=True)
         return [f'{context.class_name(label)} {score:.2f}' for label, score in scored]
 
-    def found(
+    def find_segments(
         self, prediction: Fields, photo: Photo, context: Context
     ) -> tuple[panoptic.Segments, Fields]:
-        """The segments of the file, and their `labels`, `scores` and `things`."""
+        """Return the segments of the file, and their `labels`, `scores` and `things`."""
         return segments(prediction, photo, context), prediction
 
     def mark(self, axes: Axes, fields: Fields, context: Context) -> None:
         """Draw the segments of an example in color, each with its class at the thickest point."""
-        (shown,) = axes.images
-        picture = np.asarray(shown.get_array())
+        (axes_image,) = axes.images
+        picture = np.asarray(axes_image.get_array())
         factor = len(picture) // len(fields['segments'])
         numbers = fields['segments'].clip(0).repeat(factor, axis=0).repeat(factor, axis=1)
         classes = fields['labels'][: numbers.max()].tolist()
         tints = [figures.class_color(label) for label in classes]
-        shown.set_data(paint_segments(picture, numbers, tints))
+        axes_image.set_data(paint_segments(picture, numbers, tints))
         names = [context.class_name(label) for label in classes]
         inch = numbers.shape[1] / (batch.SIDE - figures.MARGIN)
         write_labels(axes, numbers, names, tints, inch, figures.SMALL_LABEL_SIZE)
 
 
 def segments(prediction: Fields, photo: Photo, context: Context) -> panoptic.Segments:
-    """The segments of the file.
+    """Return the segments of the file.
 
     Raises:
       UserError: if a transform of the run does not track the positions of pixels.
     """
-    least = context.flags.threshold
-    return panoptic.from_prediction(prediction, lambda x: to_file_pixels(x, photo), least)
+    threshold = context.flags.threshold
+    return panoptic.from_prediction(prediction, lambda x: to_file_pixels(x, photo), threshold)
 
 
 def to_file_pixels(numbers: Int[np.ndarray, 'h w'], photo: Photo) -> Int[np.ndarray, 'Y X']:
@@ -114,8 +114,8 @@ def to_file_pixels(numbers: Int[np.ndarray, 'h w'], photo: Photo) -> Int[np.ndar
     y, x = np.mgrid[:height, :width] + 0.5
     x, y = np.floor(photo.from_original(np.stack([x, y], axis=-1))).astype(int).transpose(2, 0, 1)
     inside = (x >= 0) & (x < numbers.shape[1]) & (y >= 0) & (y < numbers.shape[0])
-    found = numbers[y.clip(0, numbers.shape[0] - 1), x.clip(0, numbers.shape[1] - 1)]
-    return np.where(inside, found, -1)
+    values = numbers[y.clip(0, numbers.shape[0] - 1), x.clip(0, numbers.shape[1] - 1)]
+    return np.where(inside, values, -1)
 
 
 def paint_segments(
@@ -136,35 +136,37 @@ def write_labels(
     inch: float,
     points: float = figures.LABEL_SIZE,
 ) -> None:
-    """Label each segment at its thickest point, or beside it if it is small, avoiding overlaps."""
-    taken: list[figures.Box] = []
+    """Label each segment at its thickest point, or next to it if it is small, avoiding overlaps."""
+    label_boxes: list[figures.Box] = []
     areas = np.bincount(numbers[numbers > 0], minlength=len(names) + 1)[1:]
-    rooms = [figures.label_size(name, inch, points) for name in names]
+    label_sizes = [figures.label_size(name, inch, points) for name in names]
     small = {
         i: bounding_box(numbers == i + 1)
-        for i, room in enumerate(rooms)
-        if 0 < areas[i] < 2 * math.prod(room)
+        for i, size in enumerate(label_sizes)
+        if 0 < areas[i] < 2 * math.prod(size)
     }
     for i in np.argsort(areas, kind='stable').tolist():
         if not areas[i]:
             continue
-        (wide, tall), (x, y) = rooms[i], thickest_point(numbers == i + 1)
-        # The box is so large that the first place at one of its corners is around the middle.
+        (wide, tall), (x, y) = label_sizes[i], thickest_point(numbers == i + 1)
+        # The box is large enough that its first corner candidate is around the middle.
         box = small.get(i, (x - wide / 2, y + tall / 2, wide, tall))
-        place = figures.find_label_box(box, rooms[i], numbers.shape, taken, list(small.values()))
-        taken.append(place)
+        place = figures.find_label_box(
+            box, label_sizes[i], numbers.shape, label_boxes, list(small.values())
+        )
+        label_boxes.append(place)
         figures.write_label(axes, place, names[i], tints[i], inch, points)
 
 
 def bounding_box(mask: Bool[np.ndarray, 'Y X']) -> figures.Box:
-    """The smallest box around a nonempty mask."""
+    """Return the smallest box around a nonempty mask."""
     y, x = np.nonzero(mask)
     left, top = float(x.min()), float(y.min())
     return left, top, float(x.max()) + 1 - left, float(y.max()) + 1 - top
 
 
 def thickest_point(mask: Bool[np.ndarray, 'Y X']) -> tuple[int, int]:
-    """The pixel (x, y) that is farthest from the edge of a mask."""
+    """Return the pixel (x, y) farthest from the edge of a mask."""
     from scipy import ndimage
 
     depth = ndimage.distance_transform_edt(np.pad(mask, 1))[1:-1, 1:-1]
@@ -173,7 +175,7 @@ def thickest_point(mask: Bool[np.ndarray, 'Y X']) -> tuple[int, int]:
 
 
 def run_lengths(mask: Bool[np.ndarray, 'Y X']) -> list[int]:
-    """Lengths of alternating runs outside and inside of a mask, column by column."""
+    """Return the lengths of alternating runs outside and inside of a mask, column by column."""
     flat = mask.ravel(order='F')
     starts = np.flatnonzero(np.diff(flat)) + 1
     ends = [0, *starts.tolist(), flat.size]
@@ -203,7 +205,7 @@ def _row(
 
 
 def _edges(numbers: Int[np.ndarray, 'Y X']) -> Bool[np.ndarray, 'Y X']:
-    """True for a segment's pixels near another segment."""
+    """Return a mask of segment pixels near another segment."""
     from scipy import ndimage
 
     width = 2 * max(1, round(LINE * max(numbers.shape) / 2)) + 1

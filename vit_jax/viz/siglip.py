@@ -1,4 +1,4 @@
-"""Visualization of image-text matching: the best texts of each image, and all similarities."""
+"""Visualization of image-text matching: best texts of each image, and all similarities."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROMPT = 'a photo of a {}'
 
 
 class Viz(base.Viz):
-    """The most similar texts of each image, and the matrix of similarities."""
+    """Show the most similar texts of each image, and the matrix of similarities."""
 
     columns = ('text', 'probability', 'similarity')
     bar = 'probability'
@@ -32,7 +32,7 @@ class Viz(base.Viz):
         self._texts: list[str] = []
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
-        """Add the texts, or the class names to make them from."""
+        """Add the texts, or the class names to build them from."""
         parser.add_argument('--texts', metavar='A;B', help='texts to match with each image')
         parser.add_argument('--classes', metavar='FILE', help='class names, one per line')
         parser.add_argument(
@@ -41,11 +41,11 @@ class Viz(base.Viz):
             default=PROMPT,
             help=f'text of a class, with {{}} for its name (default: {PROMPT!r})',
         )
-        words = 'texts to show (default: 5)'
-        parser.add_argument('--top', type=positive_number, default=5, metavar='K', help=words)
+        help_text = 'texts to show (default: 5)'
+        parser.add_argument('--top', type=positive_number, default=5, metavar='K', help=help_text)
 
     def adapt_task(self, task: Any, context: Context) -> Any:
-        """The task that matches images with the texts of the flags.
+        """Let the task match images with the texts of the flags.
 
         Raises:
           UserError: if texts or the vocabulary are missing, or a text is empty or repeated.
@@ -53,14 +53,14 @@ class Viz(base.Viz):
         self._texts = read_texts(context.flags)
         if context.encode is None:
             raise UserError(
-                'the checkpoint has no vocabulary for texts: put the tokenizer of its authors '
-                'beside it, spiece.model or tokenizer.json'
+                'the checkpoint has no vocabulary for texts: put the tokenizer of its authors next '
+                'to it, spiece.model or tokenizer.json'
             )
         rows = [context.encode(task.text, text).tolist() for text in self._texts]
         return dataclasses.replace(task, prompts=tuple(map(tuple, rows)))
 
     def rows(self, prediction: Fields, photo: Photo, context: Context) -> list[dict[str, Any]]:
-        """The most similar texts of an image, the best first."""
+        """Return the most similar texts of an image, the best first."""
         if 'probs' not in prediction:
             return super().rows(prediction, photo, context)
         order = (-prediction['similarity']).argsort(kind='stable')[: context.flags.top]
@@ -76,7 +76,7 @@ class Viz(base.Viz):
     def draw(
         self, predictions: Sequence[Fields], photos: Sequence[Photo], context: Context
     ) -> Figure:
-        """A matrix of images and texts, those of the flags or the images' own captions."""
+        """Draw a matrix of images and texts, from the flags or the images' own captions."""
         images = [photo.image for photo in photos]
         if all('similarity' in p for p in predictions):
             return draw_similarity(
@@ -93,10 +93,10 @@ def read_texts(flags: argparse.Namespace) -> list[str]:
     """Read the texts of the flags.
 
     Raises:
-      UserError: if there are none, or one is empty or repeated.
+      UserError: if there are no texts, or one is empty or repeated.
     """
     if (flags.texts is None) == (flags.classes is None):
-        raise UserError("give the texts by --texts 'A;B', or class names by --classes FILE")
+        raise UserError("set the texts with --texts 'A;B', or class names with --classes FILE")
     if flags.texts is not None:
         texts = [text.strip() for text in flags.texts.split(';')]
     else:
@@ -105,9 +105,9 @@ def read_texts(flags: argparse.Namespace) -> list[str]:
         texts = [flags.prompts.replace('{}', name) for name in _read_class_names(flags.classes)]
     if not all(texts):
         raise UserError('--texts: a text is empty')
-    twice = [text for text, count in collections.Counter(texts).items() if count > 1]
-    if twice:
-        raise UserError(f'the text {twice[0]!r} is given twice')
+    duplicates = [text for text, count in collections.Counter(texts).items() if count > 1]
+    if duplicates:
+        raise UserError(f'the text {duplicates[0]!r} occurs twice')
     return texts
 
 
@@ -125,10 +125,10 @@ def _read_class_names(path: str) -> list[str]:
 def draw_similarity(
     images: Sequence[np.ndarray], texts: Sequence[str], similarity: np.ndarray
 ) -> Figure:
-    """Draw the cosines [images, texts], images at the left, texts above, the best in bold."""
+    """Draw the cosines [images, texts], images on the left, texts above, the best in bold."""
     rows, columns = similarity.shape
-    room = 0.045 * max(map(len, texts))  # inches, for the texts, which stand at 45 degrees
-    size = (CELL * (columns + 1) + room + 0.4, CELL * rows + room + 0.2)
+    text_height = 0.045 * max(map(len, texts))  # inches, for texts at 45 degrees
+    size = (CELL * (columns + 1) + text_height + 0.4, CELL * rows + text_height + 0.2)
     figure = figures.new_figure(size, None)
     height = CELL * rows / size[1]
     left = CELL / size[0]
@@ -140,9 +140,9 @@ def draw_similarity(
     axes.tick_params(length=0)
     middle = (similarity.min() + similarity.max()) / 2
     for (row, column), value in np.ndenumerate(similarity):
-        best = value == similarity[row].max()
+        is_best = value == similarity[row].max()
         color = 'white' if value > middle else figures.INK
-        style: dict[str, Any] = {'color': color, 'weight': 'bold' if best else 'normal'}
+        style: dict[str, Any] = {'color': color, 'weight': 'bold' if is_best else 'normal'}
         style |= {'ha': 'center', 'va': 'center', 'fontsize': 8}
         axes.text(column, row, f'{value:.2f}', **style)
     for row, image in enumerate(images):

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class Viz(base.Viz):
-    """Pairs of sentences; predictions come from the command `translate`, not `predict`."""
+    """Show pairs of sentences; predictions come from the command `translate`, not `predict`."""
 
     def texts(self, prediction: Fields, fields: Fields, context: Context) -> dict[str, str]:
-        """Both sentences of the data, and the model's translation of the source."""
+        """Return both sentences of the data, and the model's translation of the source."""
         assert context.vocab is not None
         return {**context.texts(fields), 'prediction': context.vocab.decode(prediction['tokens'])}
 
