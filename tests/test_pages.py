@@ -1,18 +1,23 @@
 """The pages of docs/ that lists of the package, or code on the page itself, stand behind."""
 
+import importlib
 import importlib.util
 import pathlib
 import re
 import sys
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.errors import modules
+from vit_jax.config import load as config_lib
+from vit_jax.errors import UserError, modules
+from vit_jax.inference.load import load
 from vit_jax.interop import families
 from vit_jax.profiling import variants
 from vit_jax.tasks import classify
+from vit_jax.trainer.train import train
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -57,6 +62,46 @@ def test_the_changed_loss_adds_a_term():
     z = np.log(np.exp(logits).sum(-1)) ** 2
     np.testing.assert_allclose(found['z'].sum, z[:2].sum(), rtol=1e-5)
     assert float(found['z'].count) == 2
+
+
+def test_ones_own_loss_model_and_augmentation_train(tmp_path, monkeypatch):
+    """The files of docs/own.md, in two steps each."""
+    folder = tmp_path / 'own_lab'
+    folder.mkdir()
+    text = (ROOT / 'docs' / 'own.md').read_text()
+    for code in re.findall(r'```python\n(.*?)```', text, re.DOTALL):
+        name = re.match(r'# my_lab/(\w+\.py)\n', code)[1]
+        (folder / name).write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    digits = str(ROOT / 'experiments' / 'vit' / 'digits.py:smoke')
+    shared = ['total=2 steps', 'every.eval=2', 'every.checkpoint=2', 'batch_size=16']
+    own = {
+        'loss': [
+            'task.loss_name=own_lab.losses.focal',
+            'data.transforms=own_lab.pixels.speckle(0.2)',
+        ],
+        'task': ['task.name=own_lab.confident', 'task.penalty=0.5'],
+        'mixed': ['task.name=own_lab.halves'],
+    }
+    for run, overrides in own.items():
+        config = config_lib.load(digits, [*shared, *overrides])
+        assert np.isfinite(train(config, tmp_path / run)['test/loss'])
+    with pytest.raises(UserError) as error:
+        load(tmp_path / 'loss')
+    assert '--allow own_lab' in str(error.value)
+    model = importlib.import_module('own_lab.mean_patch').Model(num_classes=3)
+    outputs, _ = model.init_with_output(jax.random.key(0), jnp.zeros((2, 8, 8, 1)))
+    assert outputs['logits'].shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ('name', 'part'),
+    [('focall', 'focall'), ('no_lab.losses.focal', 'no_lab'), ('math.focal', 'focal')],
+)
+def test_a_loss_that_does_not_exist_is_named(name, part):
+    with pytest.raises(UserError) as error:
+        classify.Task(loss_name=name)
+    assert 'loss_name' in str(error.value) and part in str(error.value)
 
 
 def site_module(name):

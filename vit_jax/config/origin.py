@@ -53,6 +53,7 @@ def trusted_names(run: Run) -> list[str]:
 def _names(config: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield 'model.name', _text(_group(config, 'model'), 'name')
     yield 'task.name', _text(_group(config, 'task'), 'name')
+    yield 'task.loss_name', _text(_group(config, 'task'), 'loss_name')
     for key, value in _group(config, 'task').items():  # a teacher of a family of one's own
         if key == 'teacher':
             yield 'task.teacher', _family(value)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +34,8 @@ class Task(base.Task):
 
     Attributes:
       loss_name: `softmax` or `sigmoid` cross entropy (the latter one-vs-rest, as in
-        Beyer et al. 2020, "Are we done with ImageNet?").
+        Beyer et al. 2020, "Are we done with ImageNet?"), or a function of one's own,
+        `my_lab.losses.focal`, of logits and targets [B, C] to losses [B].
       label_smoothing: share of the target spread evenly over all classes.
       mixup: alpha of mixup's Beta distribution, 0 for none (Zhang et al. 2018).
       cutmix: alpha of CutMix (Yun et al. 2019); if both are on, each batch gets one at random.
@@ -58,7 +61,7 @@ class Task(base.Task):
     multiple_reason = 'mixup and cutmix mix pairs'
 
     def __post_init__(self) -> None:
-        check_choice('config.task.loss_name', self.loss_name, LOSSES)
+        find_loss(self.loss_name)
         self.require('label_smoothing', 0 <= self.label_smoothing < 1, 'in [0, 1)')
         self.require('mixup', self.mixup >= 0, 'at least 0')
         self.require('cutmix', self.cutmix >= 0, 'at least 0')
@@ -163,7 +166,7 @@ class Task(base.Task):
     def _losses(self, logits: Float[Array, 'B C'], label: Label) -> Float[Array, ' B']:
         target = self._target(label, logits.shape[-1])
         target = optax.smooth_labels(target, self.label_smoothing)
-        return LOSSES[self.loss_name](logits, target)
+        return find_loss(self.loss_name)(logits, target)
 
     def _target(self, label: Label, num_classes: int) -> Float[Array, 'B C']:
         if label.ndim == 1:
@@ -190,7 +193,8 @@ class Task(base.Task):
         """Return class probabilities `probs` [B, C], and `features` [B, D], the head's input."""
         outputs, predictions = self.outputs(apply, batch), {}
         if 'logits' in outputs:
-            predictions['probs'] = PROBABILITIES[self.loss_name](outputs['logits'])
+            probabilities = PROBABILITIES.get(self.loss_name, jax.nn.softmax)
+            predictions['probs'] = probabilities(outputs['logits'])
         if 'pre_logits' in outputs:
             predictions['features'] = outputs['pre_logits'].astype(jnp.float32)
         return predictions
@@ -215,6 +219,28 @@ def _hits(logits: Float[Array, 'B C'], label: Label) -> Float[Array, ' B']:
     highest = logits.argmax(-1)
     is_label = jnp.take_along_axis(label, highest[:, None], -1, mode='fill', fill_value=0)[:, 0]
     return hits(logits, jnp.where(is_label == 1, highest, -1))
+
+
+def find_loss(name: str) -> Callable[[Array, Array], Array]:
+    """Return the loss of logits and targets [B, C] that `config.task.loss_name` names.
+
+    Raises:
+      UserError: if there is no such loss, or a dotted name such as `my_lab.losses.focal` is not a
+        function of a module.
+    """
+    module_name, dot, function = name.rpartition('.')
+    if not dot:
+        check_choice('config.task.loss_name', name, LOSSES)
+        return LOSSES[name]
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as e:
+        raise UserError(f'config.task.loss_name={name!r}: {e}; check PYTHONPATH') from e
+    if not callable(getattr(module, function, None)):
+        raise UserError(
+            f'config.task.loss_name={name!r}: {module_name} has no function {function!r}'
+        )
+    return getattr(module, function)
 
 
 def softmax_loss(logits: Float[Array, 'B C'], target: Float[Array, 'B C']) -> Float[Array, ' B']:
