@@ -7,9 +7,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vit_jax.__main__ import main
+from vit_jax.config import load, recipes
 from vit_jax.data import sources
 from vit_jax.data.records import UnknownSplit
 from vit_jax.errors import UserError
+from vit_jax.inference import fine_tune
 
 LAYOUTS = {'ultralytics': ('images/{}', 'labels/{}'), 'roboflow': ('{}/images', '{}/labels')}
 NAMES = {'a line': '[cat, dog]', 'numbers': '\n  0: cat\n  1: dog\n'}
@@ -91,3 +94,16 @@ def test_a_folder_of_another_layout_is_refused(tmp_path):
     (tmp_path / 'data.yaml').write_text('names: 3')
     with pytest.raises(UserError, match='names'):
         sources.open_source(f'yolo:{tmp_path}', 'train')
+
+
+def test_own_boxes_name_the_key_that_is_wrong(coco, tmp_path, capsys):
+    words = ['train', 'detr/finetune:auto', '--workdir', str(tmp_path / 'run')]
+    data, start = f'--config.data.source=coco:{coco}', '--config.init.from=/none.safetensors'
+    assert main([*words, data, start]) == 2
+    assert 'config.init.from' in capsys.readouterr().err
+    config = recipes.run_file('detr/own:smoke', 'get_config', '--config')
+    with config.unlocked():
+        config.data.update(source=f'yolo:{tmp_path}/none', split=None)
+        config.evals.val.split = None
+    with pytest.raises(UserError, match=r'config\.data\.source'):
+        fine_tune.complete(load.edit(config, []))

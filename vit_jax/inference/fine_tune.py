@@ -122,7 +122,10 @@ def _from_files(config: ConfigDict, allowed: Sequence[str]) -> CompletedConfig:
                 raise UserError(
                     'config.init.from is empty, but config.model comes from it: name a checkpoint'
                 )
-            checkpoint = load.read(path, allowed=allowed)
+            try:
+                checkpoint = load.read(path, allowed=allowed)
+            except UserError as error:
+                raise UserError(f'config.init.from: {error}') from error
             try:
                 notes += _follow(config, checkpoint)
             except UserError as error:
@@ -272,7 +275,10 @@ def _choose_splits(config: ConfigDict) -> Iterator[str]:
         raise UserError(f'config.{keys[0]}.split: name it too, as another split is named')
     if other := [entry.source for entry in entries if entry.source != source]:
         raise UserError(f'config.evals: name the split of {other[0]}, and config.data.split')
-    train, held_out = source_splits(source)
+    try:
+        train, held_out = source_splits(source)
+    except UserError as error:
+        raise UserError(f'config.data.source: {error}') from error
     config.data.split = train
     for entry in entries:
         entry.split = held_out
