@@ -105,7 +105,7 @@ def test_a_classifier_of_one_class_is_refused(photos, tmp_path, capsys, kind):
     assert main(train_words(tmp_path / 'run', source, **others)) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert ('photos/cat' if kind == 'flat' else 'examples are of class') in line
-    assert ('a folder of its own' if kind == 'flat' else 'one folder per class') in line
+    assert ('photos/cat/all' if kind == 'flat' else 'one folder per class') in line
     assert not (tmp_path / 'run').exists()
 
 
