@@ -43,11 +43,11 @@ ROWS = {row.name: row for row in doors.rows()}
 WITHOUT_IMAGES = 'run_(reverse|rnn|seq2seq)|.*text_encoder.*'
 TOWERS = '.*(clip|siglip).*'
 HEADLESS = '(authors|transformers)_dinov3.*|sam.*|transformers_(vision_tower|yolos)'
-PIXELS = 'run_(colorize|coltran.*|jit)'  # from images to images
+PIXELS = 'run_(colorize|coltran.*|jit|pmf)'  # from images to images
 OTHER_VITS = '.*dinov3.*|transformers_(beit|dinov2|yolos)'
 # By door, patterns of rows and what the one line says.
 REFUSED: dict[str, dict[str, str]] = {
-    'load other': {'.*mixer.*': 'cannot be resized', 'run_jit': 'class_embed'},
+    'load other': {'.*mixer.*': 'cannot be resized', 'run_(jit|pmf)': 'class_embed'},
     'predict': {
         'run_(reverse|rnn|seq2seq)': 'was not trained on images',
         '.*text_encoder.*': "predictions of task 'classify_text' cannot be shown",

@@ -12,7 +12,7 @@ import pkgutil
 import re
 import traceback
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 EXIT_FAILED = 1
@@ -201,6 +201,26 @@ def resolve_module(package: str, name: str, kind: str) -> types.ModuleType:
     if not exists:
         raise UserError(f'{kind} {name!r}: no module {path!r} can be imported; check PYTHONPATH')
     return importlib.import_module(path)
+
+
+def resolve_function(name: str, key: str) -> Callable[..., Any]:
+    """Import a function of the user's by its dotted name, such as `my_lab.losses.focal`.
+
+    Args:
+      name: Dotted name.
+      key: Config key that names it, for the message.
+
+    Raises:
+      UserError: if there is no such module, or it has no such function.
+    """
+    module_name, _, attribute = name.rpartition('.')
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise UserError(f'{key}={name!r}: {error}; check PYTHONPATH') from error
+    if not callable(function := getattr(module, attribute, None)):
+        raise UserError(f'{key}={name!r}: {module_name} has no function {attribute!r}')
+    return function
 
 
 def modules(package: str) -> list[str]:

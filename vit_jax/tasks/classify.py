@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import math
 from collections.abc import Callable
 
@@ -14,7 +13,7 @@ import optax
 from jax import Array
 
 from vit_jax.array_types import Bool, Float, Num
-from vit_jax.errors import UserError, check_choice
+from vit_jax.errors import UserError, check_choice, resolve_function
 from vit_jax.ops import sequences
 from vit_jax.ops.sequences import Normalization, Sequences
 from vit_jax.ops.terms import Term, hits
@@ -228,19 +227,10 @@ def find_loss(name: str) -> Callable[[Array, Array], Array]:
       UserError: if there is no such loss, or a dotted name such as `my_lab.losses.focal` is not a
         function of a module.
     """
-    module_name, dot, function = name.rpartition('.')
-    if not dot:
-        check_choice('config.task.loss_name', name, LOSSES)
-        return LOSSES[name]
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as e:
-        raise UserError(f'config.task.loss_name={name!r}: {e}; check PYTHONPATH') from e
-    if not callable(getattr(module, function, None)):
-        raise UserError(
-            f'config.task.loss_name={name!r}: {module_name} has no function {function!r}'
-        )
-    return getattr(module, function)
+    if '.' in name:
+        return resolve_function(name, 'config.task.loss_name')
+    check_choice('config.task.loss_name', name, LOSSES)
+    return LOSSES[name]
 
 
 def softmax_loss(logits: Float[Array, 'B C'], target: Float[Array, 'B C']) -> Float[Array, ' B']:
