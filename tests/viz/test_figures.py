@@ -5,7 +5,7 @@ import pytest
 from helpers.messages import says
 from matplotlib.figure import Figure
 
-from vit_jax.viz import figures
+from vit_jax.viz import charts, figures
 
 
 def test_pictures_for_people():
@@ -85,3 +85,9 @@ def test_names_are_no_tex_but_formulas_are(tmp_path):
         assert f'<!-- {text} -->' in svg
     assert '<!-- $x^{2}$ -->' in svg
     assert formula.get_parse_math()
+
+
+def test_a_confusion_matrix_shows_the_accuracy():
+    matrix = np.array([[3, 1], [0, 4]])
+    title = charts.draw_confusion(matrix, ['cat', 'dog'], 'pets').axes[0].get_title(loc='left')
+    assert 'pets' in title and '0.875' in title
