@@ -74,6 +74,7 @@ CHECKED = {
         "timm's hybrids", f'{TESTS}/test_timm_forms.py', '1e-5', ('timm_vit', 'vision_transformer')
     ),
     'jit': Checked("the authors' code", 'tests/models/test_jit.py', '1e-5'),
+    'lejepa': Checked('SIGReg in PyTorch', 'tests/tasks/test_lejepa.py', '1e-6'),
     'mae': Checked("transformers' ViTMAE", f'{TESTS}/test_mae.py', '2e-5', ('authors_mae', 'mae')),
     'mixer': Checked("timm's MlpMixer", f'{TESTS}/test_mixer.py', '1e-5', ('mixer',)),
     'naflex': Checked('itself, one image at a time', 'tests/models/test_naflex.py', '1e-6'),

@@ -1,0 +1,165 @@
+"""LeJEPA: views of an image agree, and projections are an isotropic Gaussian.
+
+Balestriero and LeCun, 2025, arXiv:2511.08544. There is no teacher, stop-gradient or schedule: the
+Gaussian keeps representations from collapsing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from vit_jax.array_types import Float
+from vit_jax.errors import UserError
+from vit_jax.ops import sequences
+from vit_jax.ops.sequences import Normalization
+from vit_jax.ops.terms import Term
+from vit_jax.tasks import base
+from vit_jax.tasks.base import Apply, Batch, Sums
+from vit_jax.tasks.dinov2 import GLOBAL, LOCAL, fold, unfold
+
+
+@dataclasses.dataclass(frozen=True)
+class Task(base.Task):
+    """Distance of views to the mean of the global ones, and SIGReg of their projections.
+
+    In training, `image` holds global crops [B G H W C] from the transform `views`, `second_image`
+    optional further ones, and `local_image` smaller local crops. In evaluation, `image` holds whole
+    images.
+
+    Attributes:
+      sigreg: Weight of SIGReg, and one minus the weight of the distance.
+      directions: Number of random directions, new at each step.
+      knots: Number of points in [0, span] at which characteristic functions are compared.
+      span: Largest argument of the characteristic functions.
+      value_range: range to which bytes 0..255 are scaled for the model.
+      mean, std: normalization of each channel of images in [0, 1]; empty for `value_range`.
+      patches: whether `predict` also returns patch tokens, for pictures.
+    """
+
+    sigreg: float = 0.02
+    directions: int = 1024
+    knots: int = 17
+    span: float = 3.0
+    value_range: tuple[float, float] = (-1.0, 1.0)
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    patches: bool = False
+
+    rngs = ('dropout', 'directions')
+    couples_rows = True
+
+    def __post_init__(self) -> None:
+        self.require('sigreg', 0 <= self.sigreg <= 1, 'from 0 to 1')
+        self.require('directions', self.directions >= 1, 'at least 1')
+        self.require('knots', self.knots >= 2, 'at least 2')
+        self.require('span', self.span > 0, 'positive')
+        is_whole = len(self.std) == len(self.mean) and min(self.std, default=1) > 0
+        self.require('std', is_whole, 'positive, and given with mean for as many channels')
+
+    @property
+    def normalization(self) -> Normalization | None:
+        """Mean and standard deviation of images, if set."""
+        return (self.mean, self.std) if self.std else None
+
+    def inputs(self, batch: Batch) -> tuple[Float[Array, 'B H W C']]:
+        """Return whole images, or the first global crops."""
+        return (self._global(batch)[:, 0],)
+
+    def outputs(self, apply: Apply, batch: Batch) -> dict[str, Any]:
+        """Project all views, and the projections onto random directions.
+
+        Returns:
+          projected: Projections of G global and L local views, [B G+L P].
+          center: Mean projection of the global views, [B P].
+          slices: Projections along the random directions, [B G+L S].
+
+        Raises:
+          UserError: if local crops were cut from global ones.
+        """
+        if LOCAL in batch and batch[LOCAL].ndim != 5:
+            raise UserError(
+                f'config.data.transforms: put the views of {LOCAL} before the views of image, '
+                'which replace the image'
+            )
+        crops = self._global(batch)
+        rows, views = len(crops), crops.shape[1]
+        projected = [unfold(apply(fold(crops))['projected'], rows)]
+        if LOCAL in batch:
+            projected.append(unfold(apply(fold(self._scale(batch[LOCAL])))['projected'], rows))
+        every = jnp.concatenate(projected, axis=1)
+        directions = apply(self.directions, method='directions')
+        slices = jnp.matmul(every, directions, precision='highest')
+        return {'projected': every, 'center': every[:, :views].mean(1), 'slices': slices}
+
+    def loss(self, outputs: dict[str, Any], batch: Batch) -> dict[str, Term]:
+        """Compute the distance to the center, and SIGReg over the global batch."""
+        mask, every = self.mask(batch), outputs['projected']
+        distances = jnp.square(every - outputs['center'][:, None]).mean((1, 2))
+        count = mask.sum()
+        statistic = sigreg(outputs['slices'], mask, self.knots, self.span)
+        return {
+            'invariance': Term((distances * mask).sum(), count, 1 - self.sigreg),
+            'sigreg': Term(statistic * count, count, self.sigreg),
+        }
+
+    def evaluate(self, apply: Apply, batch: Batch) -> Sums:
+        """Measure the mean square of projections of whole images, which should become 1."""
+        mask, projected = self.mask(batch), apply(*self.inputs(batch))['projected']
+        return {'second_moment': ((jnp.square(projected).mean(-1) * mask).sum(), mask.sum())}
+
+    def predict(self, apply: Apply, batch: Batch) -> dict[str, jax.Array]:
+        """Return `features` [B D], and `patches` [B N D] if asked for."""
+        outputs = apply(*self.inputs(batch))
+        predictions = {'features': outputs['pre_logits'].astype(jnp.float32)}
+        if self.patches:
+            predictions['patches'] = outputs['patches'].astype(jnp.float32)
+        return predictions
+
+    def _global(self, batch: Batch) -> Float[Array, 'B G H W C']:
+        """Return scaled global crops; a whole image counts as one."""
+        views = [batch[name] for name in GLOBAL if name in batch]
+        crops = [x if x.ndim == 5 else x[:, None] for x in views]
+        return self._scale(jnp.concatenate(crops, axis=1))
+
+    def _scale(self, images: Array) -> Array:
+        return sequences.to_range(images, self.value_range, self.normalization)
+
+
+def sigreg(
+    slices: Float[Array, 'B V S'], mask: Float[Array, ' B'], knots: int = 17, span: float = 3.0
+) -> Float[Array, '']:
+    """Compute the sliced Epps-Pulley statistic of each view, averaged over views and directions.
+
+    N times the integral over t of |mean_i exp(i t x_i) - exp(-t^2 / 2)|^2 exp(-t^2 / 2), by the
+    trapezoidal rule on [0, span], doubled by symmetry (section 4.2). It is 0 for a standard normal
+    distribution of infinitely many examples.
+
+    Args:
+      slices: Projections of each example and view along the directions.
+      mask: 1 for real examples.
+      knots: Number of points of the trapezoidal rule.
+      span: Largest t.
+    """
+    points = jnp.linspace(0.0, span, knots)
+    window = jnp.exp(-jnp.square(points) / 2)
+    weights = (jnp.full(knots, 2.0).at[0].set(1.0).at[-1].set(1.0)) * span / (knots - 1) * window
+    count = mask.sum()
+
+    def error(point: Array, normal: Array) -> Float[Array, 'V S']:
+        angles = slices.astype(jnp.float32) * point
+        cosine, sine = (jnp.einsum('bvs,b->vs', f(angles), mask) for f in (jnp.cos, jnp.sin))
+        return jnp.square(cosine / count - normal) + jnp.square(sine / count)
+
+    # One knot at a time: cosines of all knots would be the largest array of the step.
+    def add(total: Array, knot: tuple[Array, Array, Array]) -> tuple[Array, None]:
+        point, normal, weight = knot
+        return total + weight * jax.checkpoint(error)(point, normal), None
+
+    start = jnp.zeros(slices.shape[1:], jnp.float32)
+    integral, _ = jax.lax.scan(add, start, (points, window, weights))
+    return integral.mean() * count
