@@ -71,10 +71,10 @@ REFUSED: dict[str, dict[str, str]] = {
         f'{WITHOUT_IMAGES}|{TOWERS}|{PIXELS}|.*detr.*': 'config.init.select',
     },
     'convert authors_dinov3 authors': {'(?!.*dinov3).*': 'authors of DINOv3 have no model with'},
-    'convert timm_vit timm': {OTHER_VITS: 'is written for timm'},
+    'convert timm_vit timm': {OTHER_VITS: 'timm has no ViT with'},
     'convert transformers_vit transformers': {'run_(vit|mup|lora)': 'has no such model'},
     'convert vision_transformer npz': {
-        OTHER_VITS: 'vision_transformer files (hold no ViT|have no name)'
+        OTHER_VITS: 'vision_transformer files (do not support|have no name)'
     },
     'convert mixer timm': {'run_mixer|mixer mixer npz': 'timm has no Mixer'},
     'convert open_clip authors': {'run_clip': 'texts end with the largest id'},

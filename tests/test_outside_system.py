@@ -183,4 +183,4 @@ def test_part_of_it_starts_another_model(run, config, tmp_path, capsys):
     said = capsys.readouterr().out
     assert 'encoder: ' in said
     assert 'parameters read' in said
-    assert 'starts anew' in said
+    assert 'not selected' in said

@@ -9,6 +9,7 @@ from PIL import Image
 from vit_jax import __main__ as cli
 from vit_jax import interop
 from vit_jax.inference.predict import predict_with_attention
+from vit_jax.interop.trained import TrainedModel
 from vit_jax.models.swin import Model
 
 FIELDS = {
@@ -30,7 +31,7 @@ def checkpoint(tmp_path_factory):
     params = jax.tree.map(lambda x: rng.normal(0, 0.3, x.shape).astype(np.float32), shapes)
     keywords = {'name': 'swin', 'mlp_ratio': 4.0, 'gelu': 'erf', 'norm_eps': 1e-5, **FIELDS}
     path = tmp_path_factory.mktemp('windows') / 'swin'
-    interop.write(interop.TrainedModel.from_file(params, keywords, (12, 12), 'a test'), path)
+    interop.write(TrainedModel.from_file(params, keywords, (12, 12), 'a test'), path)
     return path
 
 

@@ -123,7 +123,7 @@ def test_mistakes_are_one_line(config, smoke_run, tmp_path, capsys):
         (['--config', config, '--image-size', '-1'], 'at least 1'),
         (['--config', config, '--image-size', '30'], 'patch_size 16'),
         (['--workdir', tmp_path], 'holds no run'),
-        (['--checkpoint', tmp_path], 'there is neither model.safetensors'),
+        (['--checkpoint', tmp_path], 'neither model.safetensors'),
         (['--checkpoint', smoke_run / 'checkpoints' / '7'], '7'),
     ]:
         assert cli.main(['inspect', *map(str, words)]) == 2

@@ -147,7 +147,7 @@ def test_json(tmp_path, name, text, words):
         ('swin', {'id2label': {'1000000000000': 'a'}}, 'names class 1000000000000'),
         ('detr', {'id2label': {'-1': 'a'}}, 'names class -1'),
         ('vit', {'hidden_act': 'a\x1b[2J\n'}, 'hidden_act'),
-        ('vit', {'model_type': 'a\x1b[2J\n'}, 'is of a'),
+        ('vit', {'model_type': 'a\x1b[2J\n'}, 'config.json'),
     ],
 )
 def test_configs(tmp_path, form, fields, words):

@@ -158,7 +158,7 @@ def test_pickles_are_never_read(tmp_path, capsys, command):
         'evaluate': ['--checkpoint', file, '--source', 'digits', '--split', 'test'],
     }
     words = [*command.split(), *rest.get(command, [file])]
-    assert 'holds pickled objects, which can run code and are not read' in refusal(words, capsys)
+    assert 'pickled' in refusal(words, capsys)
     assert [path.name for path in tmp_path.iterdir()] == ['weights.npz']
     with np.load(file, allow_pickle=True) as arrays:  # it would have
         assert arrays['kernel'] is not None and mark.exists()

@@ -60,7 +60,7 @@ def _timm(name: str, folder: pathlib.Path) -> None:
     """The arrays of a ViT or Swin under timm's names, and its config.json."""
     params = trained(name).params
     if name == 'vit':
-        arrays = torch_layout.write(names.flattened(params), timm_vit.TABLE)
+        arrays = torch_layout.write(names.flatten(params), timm_vit.TABLE)
     else:
         arrays = _swin.written(params, timm_swin.TIMM)
     for part in [key for key in arrays if '.attn.q.' in key]:

@@ -73,7 +73,7 @@ def compare(name: str) -> dict[str, tuple[Result, Result]]:
 def products(before: TrainedModel, after: Any) -> Updates:
     """The norm of the update of each array, and its products with random signs."""
     no_bias, found = before.model_config.get('no_bias', ''), {}
-    old, new = (names.flattened(params, no_bias) for params in (before.params, after))
+    old, new = (names.flatten(params, no_bias) for params in (before.params, after))
     for name in old:
         if re.search(_WITHOUT, name):
             continue

@@ -184,7 +184,7 @@ def difference(before: TrainedModel, ours: Any, theirs: TrainedModel, case: Case
     """The largest difference of an array, by the norm of its update."""
     no_bias = before.model_config.get('no_bias', '')
     old, new, other = (
-        names.flattened(params, no_bias) for params in (before.params, ours, theirs.params)
+        names.flatten(params, no_bias) for params in (before.params, ours, theirs.params)
     )
     return max(
         float(np.linalg.norm(new[name] - other[name]) / np.linalg.norm(other[name] - old[name]))

@@ -113,9 +113,9 @@ def test_unroll_is_the_inverse_of_stacking():
 @pytest.mark.parametrize(
     ('old', 'new', 'note'),
     [
-        (4, 7, 'head: 4 classes replaced by 7 that start anew'),
-        (None, 7, 'head: none to read, 7 classes start anew'),
-        (4, None, 'head: left out, the model has none'),
+        (4, 7, 'head: 4 classes are replaced by 7, which are initialized'),
+        (None, 7, 'head: 7 classes are initialized, the checkpoint has no head'),
+        (4, None, 'head: dropped, the model has no head'),
     ],
 )
 def test_a_head_that_does_not_fit_starts_anew(old, new, note):
@@ -134,7 +134,7 @@ def test_without_pre_logits_their_head_is_of_no_use():
     params = random(shapes(representation_size=16))
     adapted, notes = adapt(params)
     first, second = notes
-    assert says(first, 'pre_logits', 'left out') and says(second, 'head', '4 classes', 'anew')
+    assert says(first, 'pre_logits', 'dropped') and says(second, 'head', '4 classes', 'initialized')
     assert {'head', 'pre_logits'}.isdisjoint(adapted)
     adapted, notes = adapt(params, representation_size=16, num_classes=9)
     assert len(notes) == 1
@@ -249,7 +249,7 @@ def test_a_part_starts_the_same_part_of_another_model(params):
     count = len(flat(params['encoder']))
     first, second, third = notes
     assert says(first, 'encoder', f'{count} parameters') and says(second, 'patch_embed', '2 param')
-    assert says(third, 'head, map_head', 'anew')
+    assert says(third, 'head, map_head', 'initialized')
 
 
 def test_a_part_of_a_part_starts_alone(params):
@@ -273,7 +273,7 @@ def test_a_pattern_takes_what_is_called_so(params):
     blocks = {name: params['encoder'][name] for name in ('block_0', 'block_1', 'block_2')}
     assert_same(adapted, {'cls_token': params['cls_token'], 'encoder': blocks})
     assert notes[1] == f'encoder/block_*: {len(flat(blocks))} parameters read'
-    assert notes[2].startswith('fc_norm, head, ') and notes[2].endswith('not selected, starts anew')
+    assert notes[2].startswith('fc_norm, head, ') and notes[2].endswith('not selected, initialized')
     moved, _ = select(params, 'encoder/block_*->backbone/encoder/block_*', Detector())
     assert_same(moved, {'backbone': {'encoder': blocks}})
 
@@ -285,11 +285,11 @@ def test_a_body_becomes_the_backbone_of_another_model_and_is_resized():
     assert_same(adapted['backbone'], body, but={'pos_embed'})
     assert adapted['backbone']['pos_embed'].shape == (1, 37, 16)
     first, second, third = notes
-    assert says(first, 'backbone', len(flat(body))) and says(second, 'boxes', 'anew')
+    assert says(first, 'backbone', len(flat(body))) and says(second, 'boxes', 'initialized')
     assert says(third, 'pos_embed', '4 x 4', '6 x 6', 'bilinear')
     back, notes = select(adapted, 'backbone->', vit.Model(**FIELDS), (24, 24), (24, 24))
     assert_same(back, adapted['backbone'])
-    assert says(notes[1:], 'head', '4 classes', 'anew')
+    assert says(notes[1:], 'head', '4 classes', 'initialized')
 
 
 def test_scanned_blocks_are_selected_by_the_names_of_separate_ones(params):
@@ -297,7 +297,7 @@ def test_scanned_blocks_are_selected_by_the_names_of_separate_ones(params):
     assert stacked['encoder']['blocks']['norm1']['bias'].shape == (3, 16)
     parted, _ = select(stacked, 'encoder/block_1', vit.Model(**FIELDS))
     assert_same(parted['encoder'], {'block_1': params['encoder']['block_1']})
-    with pytest.raises(UserError, match='holds all blocks in one array: select all, or none'):
+    with pytest.raises(UserError, match='all blocks in one array'):
         select(params, 'encoder/block_1', vit.Model(**FIELDS, scan=True))
 
 
@@ -316,8 +316,8 @@ def test_scanned_blocks_are_selected_by_the_names_of_separate_ones(params):
         ),
         ('encoder->backbone', r'backbone/block_0/attention/out/bias \(16,\) is unknown; '),
         ('encoder->backbone/encoder,encoder->backbone/encoder', 'two parts are for backbone/enc'),
-        ('a->b->c', 'write PATH or THEIRS->OURS'),
-        ('encoder,', 'write PATH or THEIRS->OURS'),
+        ('a->b->c', 'PATH or SOURCE->TARGET'),
+        ('encoder,', 'PATH or SOURCE->TARGET'),
         ('cls_token->boxes/bias', r'boxes/bias has shape \(1, 1, 16\) instead of \(4,\)'),
     ],
 )

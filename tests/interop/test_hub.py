@@ -142,7 +142,7 @@ def test_a_single_file_is_read_beside_shards_and_variants(server, content, tmp_p
         (['a.safetensors', 'b.safetensors'], ['several', 'hf://a/b/a.safetensors']),
         (['pytorch_model.bin', 'config.json'], ['pickled', 'pytorch_model.bin', 'refs/pr/1']),
         (['model.fp16.safetensors'], ['only variants', 'hf://a/b/model.fp16.safetensors']),
-        (['README.md'], ['holds no .safetensors or .npz file (README.md)']),
+        (['README.md'], ['has no .safetensors or .npz file (README.md)']),
     ],
 )
 def test_repositories_without_weights_to_read(names, words, server):

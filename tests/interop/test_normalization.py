@@ -18,6 +18,7 @@ from vit_jax import interop
 from vit_jax.errors import UserError
 from vit_jax.interop import adapt, files, preprocessing
 from vit_jax.interop.families import bit, vision_transformer
+from vit_jax.interop.trained import TrainedModel
 from vit_jax.models import bit_resnet, vit
 from vit_jax.tasks import classify
 
@@ -94,7 +95,7 @@ def test_keywords_say_it_too(saved, pixels):
     for wrong in ({'mean': 'x', 'std': 1}, {'mean': 0.5, 'std': 0}, {'mean': np.nan, 'std': 1}):
         with pytest.raises(UserError, match=r'finite number|positive'):
             vit_jax.load(path, **wrong)
-    with pytest.raises(UserError, match='2 colors, the model takes 3'):
+    with pytest.raises(UserError, match=r'mean has 2 .*3'):
         vit_jax.load(path, mean=[0.1, 0.2], std=1)
 
 
@@ -132,7 +133,7 @@ def test_a_resnet_keeps_it_too_but_npz_files_have_no_place_for_it(tmp_path):
     shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
     params = jax.tree.map(lambda x: np.ones(x.shape, np.float32), shapes)
     keywords = {'name': 'bit_resnet', 'layers': (1,), 'num_classes': 3}
-    trained = interop.TrainedModel.from_file(params, keywords, None, 'a test')
+    trained = TrainedModel.from_file(params, keywords, None, 'a test')
     files.write_safetensors(tmp_path, *bit.write_transformers(trained)[:2], IMAGENET)
     imported = interop.read(tmp_path)
     assert imported.task.normalization == tuple(map(tuple, IMAGENET.values()))

@@ -53,7 +53,7 @@ def test_the_arrays_and_the_config_of_a_tower():
     assert list(flat) == ['text_model.final_layer_norm.weight']
     assert extra == {'model_type': 'clip_text_model'}
     only = {name: array for name, array in TWO.items() if not name.startswith(('vision', 'visual'))}
-    with pytest.raises(UserError, match=r"no tower 'vision' in the file \(it holds: logit_scale"):
+    with pytest.raises(UserError, match=r"no tower 'vision' \(it has: logit_scale"):
         texts.take_tower(only, config, 'vision')
 
 
@@ -72,5 +72,5 @@ def test_a_run_takes_the_tower_for_texts_of_a_siglip(tmp_path):
 
 def test_two_towers_are_not_read_as_one(tmp_path):
     files.write_safetensors(tmp_path / 'clip.safetensors', TWO)
-    with pytest.raises(UserError, match='two towers: name one, as in FILE:vision'):
+    with pytest.raises(UserError, match='FILE:vision'):
         interop.read(tmp_path / 'clip.safetensors')

@@ -93,7 +93,7 @@ def test_an_average_is_taken_and_the_other_model_by_its_name(taken, other, part,
     both |= {'optimizer.state.0.exp_avg': np.ones(3, np.float32), 'epoch': np.array(3)}
     imported = read(tmp_path, both)
     require_same(imported, arrays, tmp_path)
-    left_out = f'left out: {", ".join(sorted(["optimizer", other[:-1]]))} (FILE:{part} reads'
+    left_out = f'ignored: {", ".join(sorted(["optimizer", other[:-1]]))} (FILE:{part} reads'
     assert says(imported.notes, f'read below {taken};', left_out)
     require_same(read(tmp_path, both, f':{part}'), below('', arrays, 2), tmp_path)
 
@@ -102,15 +102,15 @@ def test_heads_beside_a_backbone_are_left_out_and_told(arrays, tmp_path):
     head = {'teacher.head.last.weight': np.ones((2, 3), np.float32)}
     imported = read(tmp_path, below('teacher.backbone.', arrays) | head)
     require_same(imported, arrays, tmp_path)
-    assert says(imported.notes, 'read below teacher.backbone.; left out: teacher.head')
+    assert says(imported.notes, 'read below teacher.backbone.; ignored: teacher.head')
 
 
 def test_of_equals_one_has_to_be_named(arrays, tmp_path):
     both = below('model.', arrays, 2) | below('net.', arrays)
-    with pytest.raises(UserError, match=r'several models, below model. and net.: name one, as FI'):
+    with pytest.raises(UserError, match=r'model. and net. are several models'):
         read(tmp_path, both)
     require_same(read(tmp_path, both, ':net'), arrays, tmp_path)
-    with pytest.raises(UserError, match=r"no part 'teacher' in the file \(it holds: model, net\)"):
+    with pytest.raises(UserError, match=r"no part 'teacher' \(it has: model, net\)"):
         read(tmp_path, both, ':teacher')
 
 

@@ -10,6 +10,7 @@ import tarfile
 import jax
 import numpy as np
 import pytest
+from helpers.messages import says
 from PIL import Image
 
 from vit_jax import interop
@@ -271,7 +272,7 @@ def test_a_head_is_put_into_the_order_of_the_data(repo, checkpoint, folder):
     head, notes = head_of(repo, stored, folder('apple', 'kiwi', 'zebra'))
     for name in ('kernel', 'bias'):
         np.testing.assert_array_equal(head[name], theirs[name][..., [1, 2, 0]])
-    assert 'head: its classes (zebra, apple, kiwi) are put into the order of the data' in notes
+    assert 'head: its classes (zebra, apple, kiwi)' in notes
     part, _ = head_of(repo, stored, folder('apple', 'kiwi'), 'model.num_classes=3')
     np.testing.assert_array_equal(part['bias'], theirs['bias'][[1, 2, 0]])
     assert head_of(repo, stored, folder('apple', 'kiwi'))[0] is None
@@ -284,8 +285,7 @@ def test_a_head_is_put_into_the_order_of_the_data(repo, checkpoint, folder):
 def test_a_head_of_other_classes_starts_anew(repo, zebra, folder):
     head, notes = head_of(repo, zebra, folder('apple', 'emu'))
     assert head is None
-    assert 'head: its 2 outputs start anew' in notes
-    assert 'other classes (zebra, apple) than the data (emu, apple)' in notes
+    assert says(notes, 'head: its 2 outputs', '(zebra, apple)', '(emu, apple)')
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def test_adapters_for_peft_make_the_same_model(run, base, tmp_path, capsys):
     """Names and shapes are those of `peft`, see `tests/interop/test_peft.py`."""
     assert main(['convert', str(base), str(tmp_path / 'base')]) == 0
     assert main(['convert', str(run), f'peft:{tmp_path / "adapters"}']) == 0
-    assert 'which peft reads once it is converted to a folder' in capsys.readouterr().out
+    assert 'converted to a folder' in capsys.readouterr().out
     told = tmp_path / 'adapters' / peft.CONFIG
     told.write_text(told.read_text().replace(str(base), str(tmp_path / 'base')))
     arrays, _ = files.read_stored(f'{tmp_path}/adapters/{peft.WEIGHTS}')

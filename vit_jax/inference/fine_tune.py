@@ -217,7 +217,7 @@ def _follow_into(
     if not section(config, Init).select:
         config.init.select = ','.join(part_name for part_name in parts if part_name in part.params)
     if (scale := pixel_scale(part.task)) is not None:
-        _normalize_as(config, preprocessing.of_channels(scale, part.channels))
+        _normalize_as(config, preprocessing.per_channel(scale, part.channels))
     return f'config.model: {into}, made of the {name} of the checkpoint'
 
 

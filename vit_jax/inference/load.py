@@ -189,7 +189,7 @@ def open_model(
     """Read any checkpoint, ready for images of `image_size`.
 
     A checkpoint without transforms gets a resize and crop to its own size. For another image size
-    its transforms change by `preprocessing.resized`.
+    its transforms change by `preprocessing.change_size`.
 
     Args:
       path, allowed: see `load`.
@@ -210,7 +210,7 @@ def open_model(
     unchanged = (
         '' if image_size or not without_annotations(stored.transforms) else stored.transforms
     )
-    resized = preprocessing.resized(stored.transforms, size)
+    resized = preprocessing.change_size(stored.transforms, size)
     transforms = unchanged or '|'.join(
         filter(None, (resized, only_text_transforms(stored.transforms)))
     )

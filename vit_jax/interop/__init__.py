@@ -1,4 +1,4 @@
-"""Checkpoints of other code bases, read and written by families, one for each code base.
+"""Checkpoints of other code bases, read and written by families, one per code base.
 
 `read` and `write` are functions of `checkpoint`, imported on first use.
 """

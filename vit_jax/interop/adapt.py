@@ -1,4 +1,4 @@
-"""Fitting a checkpoint's parameters to a model: head, image size, scanned blocks, or only a part.
+"""Fit a checkpoint's parameters to a model: head, image size, scanned blocks, or only a part.
 
 The model itself declares which layers form its head (`head_layers`) and which parameters change
 with the image size (`resize_params`). Any other difference is an error that names the parameters.
@@ -44,31 +44,32 @@ def adapt_checkpoint(
     classes: SourceInfo | None = None,
     task: Any = None,
 ) -> tuple[PyTree, list[str]]:
-    """Fit the parameters of a checkpoint to a model that may differ in its head and image size.
+    """Fit a checkpoint's parameters to a model that may differ in head and image size.
 
     Args:
-      trained: the checkpoint.
-      model: the Linen module.
-      target: shapes of its parameters for images of `image_size`.
+      trained: checkpoint.
+      model: Linen module.
+      target: shapes of the module's parameters for images of `image_size`.
       image_size: height and width in pixels; None if the model takes no images.
-      posemb: interpolation of position embeddings, see `ops.resize.grid`; by default that of the
-        checkpoint's code base.
-      select: the parts of the checkpoint to take, if the models differ otherwise; see
-        `select_params`. If empty, everything has to fit.
-      classes: those of the training data, whose order the head takes; None keeps its own.
-      task: the new task, which may normalize images differently; None for the checkpoint's own.
+      posemb: interpolation of position embeddings, see `ops.resize.grid`; by default the method of
+        the checkpoint's code base.
+      select: parts of the checkpoint to take if the models differ otherwise; see `select_params`.
+        If empty, everything must fit.
+      classes: classes of the training data, which determine the order of the head's outputs; None
+        to keep the head's order.
+      task: new task, which may normalize images differently; None for the checkpoint's task.
 
     Returns:
-      Parameters without those that start anew, and notes for people; see `adapt`.
+      Parameters without those that keep their initial values, and notes for the user; see `adapt`.
 
     Raises:
-      UserError: if the architectures differ, or those of the selected parts.
+      UserError: if the architectures, or the selected parts, differ.
     """
     notes = [*trained.notes, *_compare_fields(trained.model_config, model)]
-    params, replaced = equivalent(trained, model)
+    params, replaced = make_equivalent(trained, model)
     notes += replaced
     if task is not None and (scale := pixel_scale(task)) is not None:
-        params, folded = for_images(dataclasses.replace(trained, params=params), scale)
+        params, folded = renormalize(dataclasses.replace(trained, params=params), scale)
         notes += folded
     try:
         params, changes = adapt(
@@ -99,37 +100,37 @@ def adapt(
 ) -> tuple[dict[str, PyTree], list[str]]:
     """Make parameters fit a model.
 
-    A head for other classes, or another number of them, is left out, and so is one that was trained
-    on the outputs of a layer, such as `pre_logits`, that the model lacks. Parameters that depend on
-    the image size are resized. Blocks may be scanned or unrolled on either side.
+    A head for different classes, or a different number of them, is dropped, and so is a head that
+    was trained on the outputs of a layer, such as `pre_logits`, that the model lacks. Parameters
+    that depend on the image size are resized. Blocks may be scanned or unrolled on either side.
 
     Args:
       params: nested numpy arrays.
       target: nested shapes of the model's parameters, or arrays.
-      model: the Linen module, for its `head_layers` and `resize_params`.
+      model: Linen module, for its `head_layers` and `resize_params`.
       old_size: height and width of the images that `params` were made for; None if unknown.
-      new_size: height and width of the images to come; None if the model takes none.
+      new_size: height and width of the new images; None if the model takes no images.
       posemb: interpolation of position embeddings, see `ops.resize.grid`.
-      select: the parts to take; see `select_params`. If empty, everything has to fit.
-      order: new order of the classes of a head that is kept; None to keep theirs.
+      select: parts to take; see `select_params`. If empty, everything must fit.
+      order: new order of the classes of a matching head; None to keep the order.
 
     Returns:
       Parameters nested like `target`, without those that keep the model's initial values; and the
-      changes, as notes for people.
+      changes, as notes for the user.
 
     Raises:
-      UserError: if a parameter is missing, unknown or of another shape; it names both shapes.
+      UserError: if a parameter is missing, unknown or has a different shape; the message has both.
     """
-    have, want = _flat(params), jax.eval_shape(_flat, target)
+    arrays_by_name, shapes = _flat(params), jax.eval_shape(_flat, target)
     notes: list[str] = []
     if select:
-        have, want, notes = select_params(have, want, select)
-    notes += _fit_head(have, want, model.head_layers, order)
-    tree = traverse_util.unflatten_dict(have, sep='/')
+        arrays_by_name, shapes, notes = select_params(arrays_by_name, shapes, select)
+    notes += _fit_head(arrays_by_name, shapes, model.head_layers, order)
+    tree = traverse_util.unflatten_dict(arrays_by_name, sep='/')
     tree, resized = resize(tree, model, old_size, new_size, posemb)
-    have = traverse_util.flatten_dict(tree, sep='/')
-    require_fit(have, want, 'does not fit the model')
-    arrays = {name: np.asarray(have[name], want[name].dtype) for name in want}
+    arrays_by_name = traverse_util.flatten_dict(tree, sep='/')
+    require_fit(arrays_by_name, shapes, 'does not fit the model')
+    arrays = {name: np.asarray(arrays_by_name[name], shapes[name].dtype) for name in shapes}
     return _nest(arrays, target), notes + resized
 
 
@@ -140,16 +141,16 @@ def resize(
     new_size: Size | None,
     method: str = 'bilinear',
 ) -> tuple[dict[str, PyTree], list[str]]:
-    """Fit parameters to images of another size; see `vit.Model.resize_params`.
+    """Resize parameters for images of a different size; see `vit.Model.resize_params`.
 
     A model for images of any size has an `own_size`, which replaces `new_size`. Without either,
     nothing changes.
 
     Returns:
-      The parameters, and the changes as notes for people.
+      The parameters, and the changes as notes for the user.
 
     Raises:
-      UserError: if they cannot be resized.
+      UserError: if the parameters cannot be resized.
     """
     new_size = model.own_size or new_size
     if new_size is None:
@@ -157,27 +158,27 @@ def resize(
     return model.resize_params(params, old_size, new_size, method)
 
 
-def overlay(initial: Mapping[str, PyTree], given: Mapping[str, PyTree]) -> dict[str, PyTree]:
-    """A copy of `initial` with the leaves of `given` in place of its own."""
+def overlay(initial: Mapping[str, PyTree], updates: Mapping[str, PyTree]) -> dict[str, PyTree]:
+    """Return a copy of `initial` with the leaves of `updates` in their places."""
     merged = dict(initial)
-    for key, value in given.items():
+    for key, value in updates.items():
         merged[key] = overlay(initial[key], value) if isinstance(value, Mapping) else value
     return merged
 
 
 def _flat(params: Mapping[str, PyTree]) -> dict[str, Any]:
-    """Arrays by '/'-joined names of unrolled blocks."""
+    """Return arrays by '/'-joined names, blocks unrolled."""
     return unroll(traverse_util.flatten_dict(dict(params), sep='/'))
 
 
 def _nest(flat: Mapping[str, np.ndarray], target: Mapping[str, PyTree]) -> dict[str, PyTree]:
-    """The inverse of `_flat` for those names of `target` that are in `flat`."""
+    """Invert `_flat` for the names of `target` that are in `flat`."""
     nested = {}
     for name, leaf in traverse_util.flatten_dict(dict(target), sep='/').items():
         names = unrolled(name, leaf)
         arrays = [flat[unrolled_name] for unrolled_name in names if unrolled_name in flat]
         if 0 < len(arrays) < len(names):
-            raise UserError(f'{name} holds all blocks in one array: select all, or none of them')
+            raise UserError(f'{name} holds all blocks in one array: select all or none of them')
         if arrays:
             nested[name] = arrays[0] if names == [name] else np.stack(arrays)
     return traverse_util.unflatten_dict(nested, sep='/')
@@ -192,86 +193,96 @@ def _fit_head(
     """Remove the head from both if it does not fit, so that it keeps its initial value.
 
     Args:
-      have, want: changed in place.
-      layers: those after the representation, in order; the last has an output for each class.
-      order: of the classes, if the head is kept.
+      have, want: parameters of the checkpoint and of the model; changed in place.
+      layers: layers after the representation, in order; the last one has an output per class.
+      order: order of the classes if the head is kept.
     """
     *before, head = layers
     kernel = f'{head}/kernel'
-    lost = [layer for layer in before if f'{layer}/kernel' in have.keys() - want.keys()]
-    notes = [f'{layer}: left out, the model has none' for layer in lost]
+    dropped = [layer for layer in before if f'{layer}/kernel' in have.keys() - want.keys()]
+    notes = [f'{layer}: dropped, the model has no such layer' for layer in dropped]
     old, new = (tree[kernel].shape[-1] if kernel in tree else None for tree in (have, want))
-    note = _head_note(head, old, new, lost)
+    note = _head_note(head, old, new, dropped)
     if order is not None and not note and new is not None:
         if order.chosen is None:
-            note = f'{head}: its {new} outputs start anew: {order.why}'
+            note = f'{head}: its {new} outputs are initialized: {order.reason}'
         else:
             have |= reorder_head(have, head, order.chosen)
-            notes.append(f'{head}: {order.why}')
+            notes.append(f'{head}: {order.reason}')
     if note:
         notes.append(note)
-        lost = [*lost, head]
-    for name in [name for name in have if name.startswith(tuple(f'{layer}/' for layer in lost))]:
+        dropped = [*dropped, head]
+    for name in [name for name in have if name.startswith(tuple(f'{layer}/' for layer in dropped))]:
         del have[name]
     for name in [name for name in want if note and name.startswith(f'{head}/')]:
         del want[name]
     return notes
 
 
-def _head_note(head: str, old: int | None, new: int | None, lost: Sequence[str]) -> str:
-    """The reason for a new head, given the number of classes on both sides; empty if kept."""
+def _head_note(head: str, old: int | None, new: int | None, dropped: Sequence[str]) -> str:
+    """Return the reason for a new head, given the old and new number of classes, or ''."""
     if new is None:
-        return f'{head}: left out, the model has none' if old is not None else ''
+        return f'{head}: dropped, the model has no head' if old is not None else ''
     if old is None:
-        return f'{head}: none to read, {new} classes start anew'
+        return f'{head}: {new} classes are initialized, the checkpoint has no head'
     if old != new:
-        return f'{head}: {old} classes replaced by {new} that start anew'
-    return f'{head}: its {new} classes start anew without {", ".join(lost)}' if lost else ''
+        return f'{head}: {old} classes are replaced by {new}, which are initialized'
+    if dropped:
+        return f'{head}: its {new} classes are initialized without {", ".join(dropped)}'
+    return ''
 
 
-def _differences(theirs: Mapping[str, Any], model: Any) -> str:
-    """The fields that determine parameters and differ between two models, for people."""
+def _differences(checkpoint_config: Mapping[str, Any], model: Any) -> str:
+    """Describe the fields that determine parameters and differ between two models."""
     differ = {
         key: pair
-        for key, pair in _differing(theirs, model).items()
+        for key, pair in _compare_configs(checkpoint_config, model).items()
         if key != 'num_classes' and model.effect_of(key) not in ('none', 'outputs')
     }
-    there, here = (', '.join(f'{key}={differ[key][i]!r}' for key in differ) for i in (0, 1))
-    return f' (the checkpoint has {there}; config.model has {here})' if differ else ''
+    checkpoint_values, model_values = (
+        ', '.join(f'{key}={differ[key][i]!r}' for key in differ) for i in (0, 1)
+    )
+    return (
+        f' (the checkpoint has {checkpoint_values}; config.model has {model_values})'
+        if differ
+        else ''
+    )
 
 
-def _compare_fields(theirs: Mapping[str, Any], model: Any) -> list[str]:
-    """Notes on fields that change outputs but no parameter, and differ between two models.
+def _compare_fields(checkpoint_config: Mapping[str, Any], model: Any) -> list[str]:
+    """Note fields that change outputs but no parameters, and differ between two models.
 
     Raises:
       UserError: if one of them is binding.
     """
     notes = []
-    for key, (there, here) in _differing(theirs, model).items():
+    for key, (checkpoint_value, model_value) in _compare_configs(checkpoint_config, model).items():
         effect = model.effect_of(key)
         if effect == 'binding':
             raise UserError(
-                f'the checkpoint was trained with {key} {there!r}, config.model has {here!r}: '
-                f'set config.model.{key}={there!r}'
+                f'the checkpoint was trained with {key} {checkpoint_value!r}, but config.model has '
+                f'{model_value!r}: set config.model.{key}={checkpoint_value!r}'
             )
         if effect == 'noted':
-            notes.append(f'{key}: {here}, but {there} in the checkpoint')
+            notes.append(f'{key}: {model_value}, but {checkpoint_value} in the checkpoint')
     return notes
 
 
-def _differing(theirs: Mapping[str, Any], model: Any) -> dict[str, tuple[Any, Any]]:
-    """The values, theirs and ours, of fields that both models have and that differ."""
-    ours = options.complete(type(model), options.nested_fields(model))
-    given = options.leaves(options.regroup(type(model), theirs))
-    pairs = {key: (value, ours[key]) for key, value in given if key in ours}
-    return {key: (there, here) for key, (there, here) in pairs.items() if there != here}
+def _compare_configs(
+    checkpoint_config: Mapping[str, Any], model: Any
+) -> dict[str, tuple[Any, Any]]:
+    """Return (checkpoint's value, model's value) of each shared field where they differ."""
+    model_fields = options.complete(type(model), options.nested_fields(model))
+    leaves = options.leaves(options.regroup(type(model), checkpoint_config))
+    pairs = {key: (value, model_fields[key]) for key, value in leaves if key in model_fields}
+    return {key: (old, new) for key, (old, new) in pairs.items() if old != new}
 
 
-# Fields of a ViT for parameters that can be folded into others, and their values without these.
+# Fields of a ViT for parameters that can be folded into others, with values for no such parameters.
 _REPLACED: dict[str, Any] = {'layer_scale': None, 'no_bias': '', 'posemb_prefix': 'class'}
-# Whether the attention of a Swin or an MAE has biases.
+# Field of a Swin or an MAE: whether its attention has biases.
 _QKV_BIAS = 'qkv_bias'
-# The arrays next to which the layers of `models.vit.BIASES` have their biases.
+# Arrays next to the biases of the layers of `models.vit.BIASES`.
 _BIASED = {
     **{part: rf'(.*/)?block_\d+/attention/{part}/kernel' for part in ('query', 'key', 'value')},
     'out': r'(.*/)?block_\d+/attention/out/kernel',
@@ -284,7 +295,7 @@ _BIASED = {
 _SCALED = {'layer_scale1': 'attention/out', 'layer_scale2': 'mlp/fc2'}
 
 
-def equivalent(trained: TrainedModel, model: Any) -> tuple[dict[str, PyTree], list[str]]:
+def make_equivalent(trained: TrainedModel, model: Any) -> tuple[dict[str, PyTree], list[str]]:
     """Rewrite a checkpoint's parameters for a model that lacks some kinds of them.
 
     Layer scale that the model lacks is folded into the layers before it, biases that the checkpoint
@@ -292,40 +303,40 @@ def equivalent(trained: TrainedModel, model: Any) -> tuple[dict[str, PyTree], li
     the same, but training differs, as the notes say.
 
     Returns:
-      The parameters, and notes for people.
+      The parameters, and notes for the user.
     """
     have, want = (
-        {key: found.get(key, plain) for key, plain in _REPLACED.items()}
-        for found in (trained.model_config, fields(model))
+        {key: config.get(key, plain) for key, plain in _REPLACED.items()}
+        for config in (trained.model_config, fields(model))
     )
     biases = [part for part in have['no_bias'].split('|') if part not in want['no_bias'].split('|')]
     folds = have['layer_scale'] is not None and want['layer_scale'] is None
     moves = have['posemb_prefix'] != want['posemb_prefix']
     if not trained.model_config.get(_QKV_BIAS, True) and fields(model).get(_QKV_BIAS):
-        note = 'biases of queries, keys and values: zero; the checkpoint has none'
+        note = 'biases of queries, keys and values are zero; the checkpoint has no biases'
         return with_qkv_biases(trained.params), [note]
     if not (biases or folds or moves):
         return trained.params, []
     from vit_jax.interop import names
 
-    flat, notes = names.flattened(trained.params, have['no_bias']), []
+    flat, notes = names.flatten(trained.params, have['no_bias']), []
     if folds:
         flat = fold_layer_scale(flat)
-        notes.append('layer_scale: folded into the layers that it scales; config.model has none')
+        notes.append('layer_scale: folded into the scaled layers; config.model has no layer scale')
     if biases:
         flat = with_biases(flat, biases)
-        notes.append(f'biases of {", ".join(biases)}: zero; the checkpoint has none')
+        notes.append(f'biases of {", ".join(biases)} are zero; the checkpoint has no biases')
     if moves:
         flat = move_positions(flat, have['posemb_prefix'], want['posemb_prefix'])
         notes.append(
-            'pos_embed: positions that config.model lacks are added to tokens, new ones are zero'
+            'pos_embed: positions that config.model lacks are added to tokens; new ones are zero'
         )
     absent = '|'.join(part for part in have['no_bias'].split('|') if part not in biases)
-    return names.nested(flat, absent), notes
+    return names.nest(flat, absent), notes
 
 
 def with_qkv_biases(params: Mapping[str, PyTree]) -> dict[str, PyTree]:
-    """Give attention biases of zero; in Swin v2, which has a `logit_scale`, keys have none."""
+    """Add attention biases of zero; in Swin v2, which has a `logit_scale`, keys have no biases."""
     flat = traverse_util.flatten_dict(dict(params), sep='/')
     for name, kernel in list(flat.items()):
         attention, is_fused = name.removesuffix('/qkv/kernel'), name.endswith('/qkv/kernel')
@@ -339,66 +350,68 @@ def with_qkv_biases(params: Mapping[str, PyTree]) -> dict[str, PyTree]:
     return nested
 
 
-def for_images(
+def renormalize(
     trained: TrainedModel, scale: tuple[np.ndarray, np.ndarray]
 ) -> tuple[dict[str, PyTree], list[str]]:
-    """Rewrite parameters so that they compute the same for images with another normalization.
+    """Rewrite parameters so that outputs stay the same for images with a different normalization.
 
-    The difference is folded into the embedding of patches. A model without one keeps its
-    parameters, and the notes say so.
+    The difference is folded into the patch embedding. A model without one keeps its parameters, and
+    the notes say so.
 
     Args:
-      trained: the checkpoint.
-      scale: mean and standard deviation [C or 1] by which images in [0, 1] will be normalized.
+      trained: checkpoint.
+      scale: mean and standard deviation [C or 1] of the new normalization of images in [0, 1].
 
     Returns:
-      The parameters, and notes for people.
+      The parameters, and notes for the user.
     """
-    own, params = pixel_scale(trained.task), trained.params
-    if own is None or all(np.allclose(a, b, rtol=1e-6) for a, b in zip(own, scale, strict=True)):
+    old_scale, params = pixel_scale(trained.task), trained.params
+    if old_scale is None or all(
+        np.allclose(a, b, rtol=1e-6) for a, b in zip(old_scale, scale, strict=True)
+    ):
         return params, []
     shown = (
-        ', '.join(f'{float(x):.4g}' for x in own[0]),
-        ', '.join(f'{float(x):.4g}' for x in own[1]),
+        ', '.join(f'{float(x):.4g}' for x in old_scale[0]),
+        ', '.join(f'{float(x):.4g}' for x in old_scale[1]),
     )
-    words = f'the checkpoint normalizes by mean {shown[0]}, std {shown[1]}, this task by others'
+    note = f'the checkpoint normalizes by mean {shown[0]}, std {shown[1]}, but the task differently'
     embed = params.get('patch_embed', {})
     is_first = any(re.search(p, 'patch_embed/kernel') for p in trained.model.layer_order()[:1])
     if 'kernel' not in embed or not is_first:
-        return params, [f'{words}: not accounted for']
-    (mean, std), (new_mean, new_std) = own, scale
+        return params, [f'{note}: not accounted for']
+    (mean, std), (new_mean, new_std) = old_scale, scale
     kernel = embed['kernel']
     shift = np.sum(kernel * ((new_mean - mean) / std)[:, None], axis=(0, 1, 2))
     patch_embed = {
         'kernel': (kernel * (new_std / std)[:, None]).astype(np.float32),
         'bias': (embed.get('bias', 0) + shift).astype(np.float32),
     }
-    return params | {'patch_embed': patch_embed}, [f'{words}: folded into patch_embed']
+    return params | {'patch_embed': patch_embed}, [f'{note}: folded into patch_embed']
 
 
 def fold_layer_scale(flat: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Fold layer scale into the layers before it: gamma * (W x + b) = (gamma W) x + gamma b."""
-    folded = dict(flat)
+    """Fold layer scale into the preceding layers: gamma * (W x + b) = (gamma W) x + gamma b."""
+    result = dict(flat)
     for name, gamma in flat.items():
         block, _, scale = name.rpartition('/')
         if scale in _SCALED:
-            del folded[name]
+            del result[name]
             for leaf in ('kernel', 'bias'):
                 if (path := f'{block}/{_SCALED[scale]}/{leaf}') in flat:
-                    folded[path] = flat[path] * gamma
-    return folded
+                    result[path] = flat[path] * gamma
+    return result
 
 
 def with_biases(flat: Mapping[str, np.ndarray], layers: Iterable[str]) -> dict[str, np.ndarray]:
-    """Give layers biases of zero, except those that have a bias."""
-    found = {name: shape for layer in layers for name, shape in bias_shapes(flat, layer).items()}
-    return {name: np.zeros(shape, np.float32) for name, shape in found.items()} | dict(flat)
+    """Add biases of zero to layers without a bias."""
+    shapes = {name: shape for layer in layers for name, shape in bias_shapes(flat, layer).items()}
+    return {name: np.zeros(shape, np.float32) for name, shape in shapes.items()} | dict(flat)
 
 
 def bias_shapes(flat: Mapping[str, np.ndarray], layer: str) -> dict[str, tuple[int, ...]]:
-    """The names and shapes of the biases of a layer of `models.vit.BIASES`, present or not.
+    """Return the names and shapes of the biases of a layer of `models.vit.BIASES`, present or not.
 
-    `flat` has split projections of attention, as `names.split` makes them.
+    `flat` has split attention projections, see `names.split`.
     """
     in_heads = layer in ('query', 'key', 'value')
     return {
@@ -411,7 +424,7 @@ def bias_shapes(flat: Mapping[str, np.ndarray], layer: str) -> dict[str, tuple[i
 def move_positions(flat: Mapping[str, np.ndarray], old: str, new: str) -> dict[str, np.ndarray]:
     """Change which tokens before the patches have positions, from `posemb_prefix` `old` to `new`.
 
-    Tokens that gain a position get zeros; tokens that lose theirs have it added to them.
+    Tokens that gain a position get zeros; tokens that lose their position have it added.
     """
     if 'pos_embed' not in flat:
         return dict(flat)
@@ -421,13 +434,13 @@ def move_positions(flat: Mapping[str, np.ndarray], old: str, new: str) -> dict[s
     rows = {'none': 0, 'class': first, 'all': sum(counts.values())}
     before, patches = np.split(flat['pos_embed'], [rows[old]], axis=1)
     before = np.pad(before, ((0, 0), (0, rows['all'] - rows[old]), (0, 0)))
-    kept, lost = np.split(before, [rows[new]], axis=1)
-    moved = {**flat, 'pos_embed': np.concatenate([kept, patches], axis=1)}
+    positioned, removed = np.split(before, [rows[new]], axis=1)
+    result = {**flat, 'pos_embed': np.concatenate([positioned, patches], axis=1)}
     at = np.cumsum([0, *counts.values()])
     for name, start, end in zip(tokens, at[:-1], at[1:], strict=True):
         if start >= rows[new]:
-            moved[name] = flat[name] + lost[:, start - rows[new] : end - rows[new]]
-    return moved
+            result[name] = flat[name] + removed[:, start - rows[new] : end - rows[new]]
+    return result
 
 
 Flat = dict[str, Any]  # '/'-joined path -> array or shape
@@ -439,76 +452,83 @@ def select_params(have: Flat, want: Flat, select: str) -> tuple[Flat, Flat, list
     Args:
       have: parameters of the checkpoint, blocks unrolled.
       want: parameters of the model, blocks unrolled.
-      select: paths, separated by commas: PATH, or THEIRS->OURS if the model has another. A path
-        stands for all parameters below it; it may be empty beside an arrow, or hold wildcards.
+      select: paths separated by commas: PATH, or SOURCE->TARGET if the model's path differs. A path
+        selects all parameters below it; it may be empty next to an arrow, or contain wildcards.
 
     Returns:
-      The selected parameters of `have` under their new paths; those of `want` that they replace;
-      and notes for people on what is read and what is not.
+      The selected parameters of `have` under their new paths; the parameters of `want` that they
+      replace; and notes for the user on what is read and what is not.
 
     Raises:
-      UserError: if a path does not exist, or two parts are for the same parameter.
+      UserError: if a path does not exist, or two parts have the same target.
     """
-    taken: Flat = {}
-    wanted: Flat = {}
+    selected: Flat = {}
+    replaced: Flat = {}
     notes = []
-    for theirs, ours in _parse(select):
-        part, place = _below(have, theirs, 'the checkpoint'), _below(want, ours, 'the model')
-        moved = {_joined(_plain(ours), rest): leaf for rest, leaf in part.items()}
-        if twice := sorted(moved.keys() & taken.keys()):
-            raise UserError(f'select={select!r}: two parts are for {twice[0]}')
-        taken |= moved
-        wanted |= {_joined(_plain(ours), rest): leaf for rest, leaf in place.items()}
-        origin = f' from {theirs or "the top"}' if theirs != ours else ''
-        notes.append(f'{ours or "the model"}: {len(part)} parameters read{origin}')
-    if anew := _subtrees(want.keys() - wanted.keys(), wanted):
-        notes.append(f'{", ".join(anew)}: not selected, starts anew')
-    return taken, wanted, notes
+    for source, target in _parse(select):
+        arrays, shapes = (
+            _select_below(have, source, 'the checkpoint'),
+            _select_below(want, target, 'the model'),
+        )
+        renamed = {
+            _join_paths(_strip_pattern(target), suffix): leaf for suffix, leaf in arrays.items()
+        }
+        if duplicates := sorted(renamed.keys() & selected.keys()):
+            raise UserError(f'select={select!r}: two parts are for {duplicates[0]}')
+        selected |= renamed
+        replaced |= {
+            _join_paths(_strip_pattern(target), suffix): leaf for suffix, leaf in shapes.items()
+        }
+        origin = f' from {source or "the top"}' if source != target else ''
+        notes.append(f'{target or "the model"}: {len(arrays)} parameters read{origin}')
+    if unselected := _subtrees(want.keys() - replaced.keys(), replaced):
+        notes.append(f'{", ".join(unselected)}: not selected, initialized')
+    return selected, replaced, notes
 
 
 def _parse(select: str) -> list[tuple[str, str]]:
-    """Pairs (path in the checkpoint, path in the model)."""
+    """Split a selection into pairs (path in the checkpoint, path in the model)."""
     pairs = []
     for text in select.split(','):
-        theirs, arrow, ours = (part.strip().strip('/') for part in text.partition('->'))
-        if not (theirs or arrow) or '->' in ours:
-            raise UserError(f'select={select!r}: write PATH or THEIRS->OURS, separated by commas')
-        pairs.append((theirs, ours if arrow else theirs))
+        source, arrow, target = (part.strip().strip('/') for part in text.partition('->'))
+        if not (source or arrow) or '->' in target:
+            raise UserError(f'select={select!r}: write PATH or SOURCE->TARGET, separated by commas')
+        pairs.append((source, target if arrow else source))
     return pairs
 
 
-def _below(flat: Mapping[str, Any], path: str, owner: str) -> Flat:
-    """The parameters below a path, by the rest of their own; all of them if it is empty."""
-    found = {
-        name[len(_plain(path)) :].lstrip('/'): leaf
+def _select_below(flat: Mapping[str, Any], path: str, owner: str) -> Flat:
+    """Return the parameters below a path, by the rest of their names; all if the path is empty."""
+    selected = {
+        name[len(_strip_pattern(path)) :].lstrip('/'): leaf
         for name, leaf in flat.items()
         if not path or any(fnmatch.fnmatchcase(prefix, path) for prefix in _prefixes(name))
     }
-    if not found:
-        known = {part for name in flat for part in _prefixes(name)}
-        close = difflib.get_close_matches(path, sorted(known), n=1, cutoff=0.5)
+    if not selected:
+        prefixes = {part for name in flat for part in _prefixes(name)}
+        close = difflib.get_close_matches(path, sorted(prefixes), n=1, cutoff=0.5)
         hint = f'; did you mean {close[0]!r}?' if close else ''
         top = ', '.join(sorted({name.partition('/')[0] for name in flat}))
         raise UserError(f'select: {owner} has no parameters below {path!r}{hint} (it has: {top})')
-    return found
+    return selected
 
 
-def _plain(path: str) -> str:
-    """The part of a path before a pattern."""
+def _strip_pattern(path: str) -> str:
+    """Return the part of a path before a pattern."""
     return path.partition('*')[0].rpartition('/')[0] if '*' in path else path
 
 
 def _subtrees(names: Iterable[str], others: Iterable[str]) -> list[str]:
-    """The shortest paths that contain all of `names` and none of `others`."""
-    taken = {prefix for name in others for prefix in _prefixes(name)}
-    return sorted({next(p for p in _prefixes(name) if p not in taken) for name in names})
+    """Return the shortest paths that contain all of `names` and none of `others`."""
+    other_prefixes = {prefix for name in others for prefix in _prefixes(name)}
+    return sorted({next(p for p in _prefixes(name) if p not in other_prefixes) for name in names})
 
 
 def _prefixes(name: str) -> list[str]:
-    """'a', 'a/b' and 'a/b/c' of 'a/b/c'."""
+    """Return 'a', 'a/b' and 'a/b/c' for 'a/b/c'."""
     parts = name.split('/')
     return ['/'.join(parts[: i + 1]) for i in range(len(parts))]
 
 
-def _joined(path: str, rest: str) -> str:
-    return '/'.join(part for part in (path, rest) if part)
+def _join_paths(path: str, suffix: str) -> str:
+    return '/'.join(part for part in (path, suffix) if part)

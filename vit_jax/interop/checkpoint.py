@@ -1,4 +1,4 @@
-"""Reading and writing of other code bases' checkpoints, each by its family."""
+"""Checkpoints of other code bases, read and written by families, one per code base."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel, Written, read_clas
 from vit_jax.storage.model_ref import TOWERS, ModelRef
 from vit_jax.tree_paths import param_paths, unroll
 
-ADAPTERS = 'adapter_config.json'  # of a folder of peft
+ADAPTERS = 'adapter_config.json'  # marks a folder of peft
 
 
 def read(
@@ -33,17 +33,17 @@ def read(
     """Read a checkpoint of another code base, in any format.
 
     Args:
-      path: a file, a folder or a URL, see `files.read_arrays`; a family may be named in front of
-        it, see `families`, and one of two towers or models behind it, as in `FILE:vision` or
+      path: file, folder or URL, see `files.read_arrays`; with an optional family in front, see
+        `families`, and one of two towers or models behind it, as in `FILE:vision` or
         `FILE:teacher`.
-      mean, std: normalization of its images in [0, 1], a number or one for each channel; by
-        default from the files.
-      image_size: height and width of the images that it will get. If the files do not have the
-        size that the model was made for, and these images have as many patches as there are
-        positions, it is taken as that size.
+      mean, std: normalization of its images in [0, 1], one number or one per channel; by default
+        from the files.
+      image_size: height and width of the images that it will get. It is taken as the size that the
+        model was made for if the files lack this size and the number of patches equals the number
+        of positions.
 
     Raises:
-      UserError: if it cannot be read, or no family matches it.
+      UserError: if the checkpoint cannot be read, or no family matches it.
     """
     ref = ModelRef.parse(path)
     note, family, place = '', ref.family, ref.place
@@ -54,7 +54,7 @@ def read(
     else:
         flat, extra = files.read_arrays(ref)
     if (mean is None) != (std is None):
-        raise UserError('give mean and std together, or neither')
+        raise UserError('set mean and std together, or neither')
     if mean is not None:
         extra[preprocessing.GIVEN_NORMALIZATION] = {'mean': mean, 'std': std}
     if image_size:
@@ -63,12 +63,12 @@ def read(
         if ref.part in TOWERS:
             flat, extra = _take_tower(flat, extra, ref.part)
         elif ref.part:
-            flat = names.part_of(flat, ref.part)
+            flat = names.select_part(flat, ref.part)
         kind = extra.get('model_type') or extra.get('architecture') or ''
         try:
             reader = families.reader(flat, family, kind)
         except families.UnknownNames as unknown:
-            flat, prefix, note = names.unwrapped(
+            flat, prefix, note = names.unwrap(
                 flat, lambda arrays: bool(families.matching(arrays, family))
             )
             if not prefix:
@@ -80,7 +80,7 @@ def read(
         _require_sound(imported)
         num_classes = imported.model_config.get('num_classes') or None
         return dataclasses.replace(
-            _preprocessed(imported, extra),
+            _add_transforms(imported, extra),
             class_names=read_class_names(extra, num_classes),
             num_classes=num_classes,
             path=Path(path),
@@ -90,26 +90,26 @@ def read(
     except UserError as error:
         raise UserError(f'{place}: {error}') from None
     except Exception as error:
-        if family:  # possibly the user's own, who needs the traceback
+        if family:  # possibly the user's module, which needs the traceback
             raise
-        words = shorten(f'{type(error).__name__}: {error}', 200, placeholder=' ...')
+        cause = shorten(f'{type(error).__name__}: {error}', 200, placeholder=' ...')
         raise UserError(
-            f'{place}: arrays or config.json are not as in files of this kind ({words})'
+            f'{place}: arrays or config.json are not as in files of this kind ({cause})'
         ) from error
 
 
 def _take_tower(
     flat: dict[str, np.ndarray], extra: dict[str, Any], tower: str
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """The arrays and the config of one of two towers, those of OpenCLIP by names of others."""
+    """Return the arrays and the config of one of two towers, OpenCLIP's translated."""
     from vit_jax.interop.families import open_clip
 
     take = open_clip.tower if open_clip.matches(flat) else texts.take_tower
     return take(flat, extra, tower)
 
 
-def _preprocessed(imported: TrainedModel, extra: Mapping[str, Any]) -> TrainedModel:
-    """The model with the transforms of its files, unless its family has its own."""
+def _add_transforms(imported: TrainedModel, extra: Mapping[str, Any]) -> TrainedModel:
+    """Add the transforms of its files, unless the family has set them."""
     if imported.transforms:
         recipe = preprocessing.parse_recipe(imported.transforms)
     elif imported.takes_images:
@@ -122,16 +122,16 @@ def _preprocessed(imported: TrainedModel, extra: Mapping[str, Any]) -> TrainedMo
         )
     else:
         recipe = None
-    prepared_size = recipe.made if recipe else None
-    made = dataclasses.replace(imported, prepared_size=prepared_size)
+    prepared_size = recipe.output_size if recipe else None
+    prepared = dataclasses.replace(imported, prepared_size=prepared_size)
     reads_text = texts.FIELD in imported.spec and files.TOKENIZER in extra
-    return texts.with_tokenizer(made, extra) if reads_text else made
+    return texts.with_tokenizer(prepared, extra) if reads_text else prepared
 
 
 def _with_preparation(imported: TrainedModel) -> TrainedModel:
-    """The model with the transforms that prepare files where its run had images of one size.
+    """Add transforms that prepare files, if the run's images all had one size.
 
-    They are those of `inference.images.crop_and_resize`.
+    They are the same as in `inference.images.crop_and_resize`.
     """
     data, size = imported.data, imported.raw_images.get('size')
     has_plan = data.sizes or data.plan
@@ -144,17 +144,17 @@ def _with_preparation(imported: TrainedModel) -> TrainedModel:
 
 
 def _with_transforms(written: Written, text: str) -> Written:
-    """The files with a preprocessor that makes images as the model's own transforms do."""
-    told = written.preprocessor or {}
+    """Add a preprocessor that makes images like the model's own transforms."""
+    processor = written.preprocessor or {}
     if (written.config or {}).get('num_channels') == 1:
-        note = 'transformers opens files in color: give its processor gray arrays [H, W, 1]'
+        note = 'transformers opens files in color: pass gray arrays [H, W, 1] to its processor'
         written = written._replace(notes=(*written.notes, note))
-    if told.get('image_processor_type') != 'ViTImageProcessor':  # none, or of the family's own
+    if processor.get('image_processor_type') != 'ViTImageProcessor':  # none, or set by the family
         return written
-    if found := preprocessing.transformers_keys(text):
-        made = told | found
-        notes = preprocessing.differences(text, {preprocessing.PREPROCESSOR: made})
-        return written._replace(preprocessor=made, notes=(*written.notes, *notes))
+    if keys := preprocessing.transformers_keys(text):
+        merged = processor | keys
+        notes = preprocessing.differences(text, {preprocessing.PREPROCESSOR: merged})
+        return written._replace(preprocessor=merged, notes=(*written.notes, *notes))
     if not re.search('resize|crop', text):
         return written
     note = f'preprocessor_config.json resizes whole images, unlike the run: {text}'
@@ -162,31 +162,33 @@ def _with_transforms(written: Written, text: str) -> Written:
 
 
 def _require_sound(imported: TrainedModel) -> None:
-    """Raise UserError for parameters or numbers of config.json that no model can compute with."""
+    """Raise UserError for parameters or numbers of config.json that break any model."""
     for name, array in param_paths(imported.params).items():
         if not np.isfinite(array).all():
-            raise UserError(f'{name} holds numbers that are NaN or infinite; get the file again')
+            raise UserError(f'{name} has NaN or infinite numbers; download the file again')
     epsilon, size = imported.model_config.get('norm_eps', 1.0), imported.image_size
     if not 0 < epsilon < math.inf:
-        raise UserError(f'its layer norms add {epsilon} to the variance; get config.json again')
+        raise UserError(
+            f'its layer norms add {epsilon} to the variance; download config.json again'
+        )
     if size and (min(size) < 1 or math.prod(size) > MAX_PIXELS):
-        raise UserError(f'its images cannot have {size[1]} x {size[0]} pixels; see config.json')
+        raise UserError(f'its images cannot have {size[1]} x {size[0]} pixels; check config.json')
 
 
 def write(imported: TrainedModel, path: str | os.PathLike[str]) -> tuple[str, ...]:
     """Write a model for another code base.
 
     A model that was read from a file of the same form and has not changed is written as it was
-    read: the same arrays, names, precision, config.json and files beside it.
+    read: the same arrays, names, precision, config.json and other files.
 
     Args:
-      imported: the model.
+      imported: model.
       path: FILE.npz, or FILE.safetensors or a folder for transformers, or for timm or the authors'
-        code if only these have the model; a family may be named in front of it, such as
-        `timm_vit:`, see `families`.
+        code if only these have the model; with an optional family in front, such as `timm_vit:`,
+        see `families`.
 
     Returns:
-      A line for each property of the model that the files cannot represent.
+      A note for each property of the model that the files cannot represent.
 
     Raises:
       UserError: if no family writes such a model in this form, or the file cannot be written.
@@ -199,20 +201,20 @@ def write(imported: TrainedModel, path: str | os.PathLike[str]) -> tuple[str, ..
         return peft.write(imported, place)
     is_npz = Path(place).suffix == '.npz'
     forms = ['npz'] if is_npz else ['transformers', 'timm', 'authors']
-    if (stored := _as_read(imported, forms, family)) is not None:
+    if (stored := _read_original(imported, forms, family)) is not None:
         _write(stored, place)
         return ()
-    make = families.writer(str(imported.settings.model.name), forms, family)
+    build = families.writer(str(imported.settings.model.name), forms, family)
     imported = _with_preparation(imported)
     flat = unroll(param_paths(imported.params))
     unrolled = dataclasses.replace(imported, params=traverse_util.unflatten_dict(flat, sep='/'))
-    written = _with_transforms(Written(*make(unrolled)), imported.transforms)
+    written = _with_transforms(Written(*build(unrolled)), imported.transforms)
     others = {} if is_npz else texts.tokenizer_files(imported)
     _write(written._replace(others={**written.others, **others}), place)
     if is_npz and imported.class_names:
         return (
             *written.notes,
-            'class names are left out: an .npz file has no place for them',
+            'class names are lost: an .npz file cannot store them',
         )
     return written.notes
 
@@ -228,8 +230,8 @@ def _write(written: Written, place: str) -> None:
         )
 
 
-def _as_read(imported: TrainedModel, forms: Sequence[str], family: str) -> Written | None:
-    """What was read from a file of the wanted form, one of `forms`, see `families.writer`.
+def _read_original(imported: TrainedModel, forms: Sequence[str], family: str) -> Written | None:
+    """Read the original file if it has the requested form, one of `forms`, see `families.writer`.
 
     None if there is no such file, or the model has changed since.
     """
@@ -241,12 +243,14 @@ def _as_read(imported: TrainedModel, forms: Sequence[str], family: str) -> Writt
         kind = config.get('model_type') or config.get('architecture') or ''
         reader = families.reader(flat, source.family, kind)
         form = families.form(flat, config, reader)
-        found = families.writers(str(imported.settings.model.name), family)
-        wanted = next((name for name in forms if name in found), '')
-        if not wanted and reader.__name__.endswith(f'.{family}'):  # which writes no others' models
-            wanted = form
-        is_moved = files.EXPLICIT in config  # to a name beside config.json
-        is_form = form != '' and form == wanted and not is_moved
+        available = families.writers(str(imported.settings.model.name), family)
+        target_form = next((name for name in forms if name in available), '')
+        if not target_form and reader.__name__.endswith(
+            f'.{family}'
+        ):  # it only writes what it reads
+            target_form = form
+        is_moved = files.EXPLICIT in config  # config.json is at an explicit place
+        is_form = form != '' and form == target_form and not is_moved
         if not (is_form and _is_same(read(imported.origin), imported)):
             return None
         others = {} if form == 'npz' else files.read_beside(source)
@@ -256,14 +260,14 @@ def _as_read(imported: TrainedModel, forms: Sequence[str], family: str) -> Writt
 
 
 def _is_same(stored: TrainedModel, other: TrainedModel) -> bool:
-    """Whether two models would make the same files."""
-    told = [
+    """Return whether two models would write the same files."""
+    settings = [
         (m.model_config, m.task_config, m.transforms, m.image_size, m.class_names)
         for m in (stored, other)
     ]
-    ours, theirs = param_paths(stored.params), param_paths(other.params)
+    stored_params, other_params = param_paths(stored.params), param_paths(other.params)
     return (
-        told[0] == told[1]
-        and ours.keys() == theirs.keys()
-        and all(np.array_equal(ours[name], theirs[name]) for name in ours)
+        settings[0] == settings[1]
+        and stored_params.keys() == other_params.keys()
+        and all(np.array_equal(stored_params[name], other_params[name]) for name in stored_params)
     )

@@ -1,7 +1,7 @@
-"""Names of parameters in two code bases, projections of attention, and names of wrappers.
+"""Parameter names in two code bases, attention projections, and names of wrappers.
 
-Our names are '/'-joined here. In between, attention has a form of its own, see `split`: separate
-`query`, `key` and `value`, as other code bases store them.
+Our names are '/'-joined here. The intermediate form of attention has separate `query`, `key` and
+`value`, like other code bases; see `split`.
 """
 
 from __future__ import annotations
@@ -20,76 +20,76 @@ from vit_jax.storage.model_ref import AVERAGES, STUDENTS, WRAPPERS
 from vit_jax.tree_paths import unroll
 
 # Rows (theirs, ours) of modules or parameters. '{0}' and '{1}' are the same index on both sides,
-# starting at 0 or 1; '*' is any number, which is written as 0.
+# starting at 0 or 1; '*' is any number, written as 0.
 Table = tuple[tuple[str, str], ...]
 
 # Our fused parameters and their parts.
 _SELF: Mapping[str, tuple[str, ...]] = {'qkv': ('query', 'key', 'value')}
 _CROSS: Mapping[str, tuple[str, ...]] = {'q': ('query',), 'kv': ('key', 'value')}
 _WEIGHTS: Mapping[str, tuple[str, ...]] = {'qk': ('query', 'key')}
-_LISTED = 3  # names
+_MAX_NAMES = 3  # names
 
 
-def ours(name: str, table: Table) -> str | None:
-    """Our name for their parameter, by the first row that has it; None if none has."""
+def to_ours(name: str, table: Table) -> str | None:
+    """Translate their name to ours by the first matching row; None if no row matches."""
     for source, target in table:
         if not (match := _pattern(source).fullmatch(name)):
             continue
-        *digits, rest = match.groups()
+        *digits, suffix = match.groups()
         bases = re.findall(r'\{(\d)\}', source)
         counts = [int(n) - int(base) for n, base in zip(digits, bases, strict=True)]
         if all(count >= 0 for count in counts):
             for count, base in zip(counts, re.findall(r'\{(\d)\}', target), strict=False):
                 target = target.replace(f'{{{base}}}', str(count + int(base)), 1)
-            return target.replace('*', '0') + rest
+            return target.replace('*', '0') + suffix
     return None
 
 
 @functools.cache
 def _pattern(template: str) -> re.Pattern[str]:
-    """Matches a name and its rest; a group for each index, the last for the rest."""
+    """Compile a pattern with a group per index and a last group for the suffix."""
     text = re.sub(r'\\\{\d\\\}', r'(\\d+)', re.escape(template)).replace(r'\*', r'\d+')
     return re.compile(rf'{text}((?:[/.].+)?)')
 
 
-def theirs(name: str, table: Table) -> str | None:
-    """Their name for our parameter, by the first row that has it; None if none has."""
-    return ours(name, tuple((b, a) for a, b in table))
+def to_theirs(name: str, table: Table) -> str | None:
+    """Translate our name to theirs by the first matching row; None if no row matches."""
+    return to_ours(name, tuple((b, a) for a, b in table))
 
 
-def renamed(translated: Mapping[str, str | None], source: str) -> dict[str, str]:
-    """Names in the file by our names.
+def file_names(translated: Mapping[str, str | None], source: str) -> dict[str, str]:
+    """Return the names in the file, by our names.
 
     Args:
       translated: our name for each name in the file; None if the model has no such part.
-      source: the name of the file for messages.
+      source: name of the file for messages.
 
     Raises:
-      UserError: if a name has no translation, or two names have the same one.
+      UserError: if a name has no translation, or two names have the same.
     """
-    found: dict[str, str] = {}
+    names_in_file: dict[str, str] = {}
     unknown = []
     for name, target in translated.items():
         if target is None:
             unknown.append(name)
-        elif target in found:
-            both = f'{brief(found[target])} and {brief(name)}'
-            raise UserError(f'{source}: {both} mean the same parameter')
+        elif target in names_in_file:
+            duplicates = f'{brief(names_in_file[target])} and {brief(name)}'
+            raise UserError(f'{source}: {duplicates} mean the same parameter')
         else:
-            found[target] = name
+            names_in_file[target] = name
     if unknown:
-        raise UserError(f'{source}: the model has no part called {listed(unknown)}')
-    return found
+        raise UserError(f'{source}: the model has no part called {format_names(unknown)}')
+    return names_in_file
 
 
 def rename(flat: Flat, table: Table, source: str) -> Flat:
-    """Arrays by our names.
+    """Rename arrays to our names.
 
     Raises:
-      UserError: if a name is in no row of the table, or two names are the same of ours.
+      UserError: if a name is in no row of the table, or two names are translated to the same.
     """
-    found = renamed({name: ours(name, table) for name in flat}, source)
-    return {target: flat[name] for target, name in found.items()}
+    names_in_file = file_names({name: to_ours(name, table) for name in flat}, source)
+    return {target: flat[name] for target, name in names_in_file.items()}
 
 
 def split(flat: Mapping[str, np.ndarray], no_bias: str = '') -> Flat:
@@ -98,91 +98,94 @@ def split(flat: Mapping[str, np.ndarray], no_bias: str = '') -> Flat:
 
     Args:
       flat: arrays by our names.
-      no_bias: projections without a row in a fused bias, see the model `vit`.
+      no_bias: projections missing in a fused bias, see the model `vit`.
     """
-    parted: Flat = {}
+    parts: Flat = {}
     for name, array in flat.items():
         parent, module, leaf = _parts(name)
         if module not in _fused(parent):
-            parted[name] = array
+            parts[name] = array
             continue
-        parts = _projections(parent, module, leaf, no_bias)
+        projections = _projections(parent, module, leaf, no_bias)
         rows = np.moveaxis(array, array.ndim - 3, 0)
-        parted |= {f'{parent}/{part}/{leaf}': row for part, row in zip(parts, rows, strict=True)}
-    return parted
+        parts |= {
+            f'{parent}/{part}/{leaf}': row for part, row in zip(projections, rows, strict=True)
+        }
+    return parts
 
 
 def join(flat: Mapping[str, np.ndarray], no_bias: str = '') -> Flat:
-    """The inverse of `split`.
+    """Invert `split`.
 
     Raises:
-      UserError: if a projection is absent.
+      UserError: if a projection is missing.
     """
-    joined: Flat = {}
+    result: Flat = {}
     for name, array in flat.items():
         parent, module, leaf = _parts(name)
         fused = next((key for key, parts in _fused(parent).items() if module in parts), None)
         if fused is None:
-            joined[name] = array
-        elif (whole := f'{parent}/{fused}/{leaf}') not in joined:
+            result[name] = array
+        elif (fused_name := f'{parent}/{fused}/{leaf}') not in result:
             parts = _projections(parent, fused, leaf, no_bias)
             arrays = [require(flat, f'{parent}/{part}/{leaf}') for part in parts]
-            joined[whole] = np.stack(arrays, axis=array.ndim - 2)
-    return joined
+            result[fused_name] = np.stack(arrays, axis=array.ndim - 2)
+    return result
 
 
 def _projections(parent: str, fused: str, leaf: str, no_bias: str) -> list[str]:
-    """The projections that a fused kernel or bias holds."""
+    """Return the projections in a fused kernel or bias."""
     parts = _fused(parent)
     absent = no_bias.split('|') if leaf == 'bias' and parts is _SELF else []
     return [part for part in parts[fused] if part not in absent]
 
 
 def require(flat: Mapping[str, np.ndarray], name: str) -> np.ndarray:
-    """The array of this name.
+    """Return the array of this name.
 
     Raises:
-      UserError: if it is absent.
+      UserError: if the array is missing.
     """
     if name not in flat:
-        raise UserError(f'{name} is absent; get the file again')
+        raise UserError(f'{name} is missing; download the file again')
     return flat[name]
 
 
-def flattened(params: Mapping[str, Any], no_bias: str = '') -> Flat:
-    """A tree of our parameters as float32 arrays by name: unrolled, with split projections."""
+def flatten(params: Mapping[str, Any], no_bias: str = '') -> Flat:
+    """Flatten a tree of our parameters to float32 arrays by name, unrolled, projections split."""
     flat = flatten_dict(params, sep='/')
     arrays = {name: np.asarray(leaf, np.float32) for name, leaf in flat.items()}
     return split(unroll(arrays), no_bias)
 
 
 def empty_arrays(shapes: Mapping[str, Any], no_bias: str = '') -> Flat:
-    """Arrays in the shapes of a tree of our parameters, named as by `flattened`: views of a number,
-    which take no memory.
+    """Return arrays with the shapes of a tree of our parameters, named as by `flatten`.
+
+    They are views of a number and take no memory.
     """
     leaves = flatten_dict(shapes, sep='/').items()
     views = {name: np.broadcast_to(np.float32(0), leaf.shape) for name, leaf in leaves}
     return split(unroll(views), no_bias)
 
 
-def nested(flat: Mapping[str, np.ndarray], no_bias: str = '') -> dict[str, Any]:
-    """The inverse of `flattened`.
+def nest(flat: Mapping[str, np.ndarray], no_bias: str = '') -> dict[str, Any]:
+    """Invert `flatten`.
 
     Raises:
-      UserError: if a projection is absent.
+      UserError: if a projection is missing.
     """
     tree: dict[str, Any] = unflatten_dict(join(flat, no_bias), sep='/')
     return tree
 
 
-def listed(names: list[str]) -> str:
-    """The first few names, as text, each cut short if it is long, as in damaged files."""
-    more = f' and {len(names) - _LISTED} more' if len(names) > _LISTED else ''
-    return ', '.join(map(brief, names[:_LISTED])) + more
+def format_names(names: list[str]) -> str:
+    """Join the first few names, shortening long ones, as in damaged files."""
+    more = f' and {len(names) - _MAX_NAMES} more' if len(names) > _MAX_NAMES else ''
+    return ', '.join(map(brief, names[:_MAX_NAMES])) + more
 
 
 def _fused(parent: str) -> Mapping[str, tuple[str, ...]]:
-    """The fused projections of an attention module; none for any other module."""
+    """Return the fused projections of an attention module; none for any other module."""
     if parent == 'map_head/attention' or parent.endswith('/cross'):
         return _CROSS
     if parent == 'bbox_attention':
@@ -191,7 +194,7 @@ def _fused(parent: str) -> Mapping[str, tuple[str, ...]]:
 
 
 def _parts(name: str) -> tuple[str, str, str]:
-    """'a/b/c/d' as 'a/b', 'c', 'd'."""
+    """Split 'a/b/c/d' into 'a/b', 'c', 'd'."""
     module, _, leaf = name.rpartition('/')
     parent, _, module = module.rpartition('/')
     return parent, module, leaf
@@ -200,17 +203,17 @@ def _parts(name: str) -> tuple[str, str, str]:
 def shape_of(
     flat: Mapping[str, np.ndarray], source: str, label: Callable[[str], str], name: str, ndim: int
 ) -> tuple[int, ...]:
-    """The shape of a parameter.
+    """Return the shape of a parameter.
 
     Args:
       flat: arrays by our names.
-      source: the name of the file for messages.
-      label: our name -> the parameter's name for messages.
+      source: name of the file for messages.
+      label: function from our name to the parameter's name for messages.
       name: our name of the parameter.
       ndim: number of axes.
 
     Raises:
-      UserError: if it is missing, or has another number of axes.
+      UserError: if the parameter is missing, or has a different number of axes.
     """
     if name not in flat:
         raise UserError(f'{source}: {label(name)} is not in the file')
@@ -219,100 +222,101 @@ def shape_of(
     return flat[name].shape
 
 
-def stages(names: Iterable[str], prefix: str = '') -> tuple[int, ...]:
-    """The number of blocks in each stage of a ResNet, by the names below `prefix`.
+def stage_depths(names: Iterable[str], prefix: str = '') -> tuple[int, ...]:
+    """Count the blocks in each stage of a ResNet, by the names below `prefix`.
 
     Raises:
-      UserError: if there cannot be so many.
+      UserError: if a number is impossible.
     """
-    indices = range(count(names, rf'{prefix}stage_(\d+)/'))
-    return tuple(count(names, rf'{prefix}stage_{i}/block_(\d+)/') for i in indices)
+    indices = range(count_blocks(names, rf'{prefix}stage_(\d+)/'))
+    return tuple(count_blocks(names, rf'{prefix}stage_{i}/block_(\d+)/') for i in indices)
 
 
-def count(names: Iterable[str], pattern: str) -> int:
-    """One more than the highest index that `pattern` matches at the beginning of a name.
+def count_blocks(names: Iterable[str], pattern: str) -> int:
+    """Return one more than the highest index that `pattern` matches at the start of a name.
 
     Raises:
-      UserError: if it is higher than the number of names: a small file could name any block.
+      UserError: if it exceeds the number of names: a small file could name any block.
     """
-    found = [re.match(pattern, name) for name in names]
-    highest = max((int(match[1]) for match in found if match), default=-1)
-    if highest >= len(found):
-        raise UserError(f'there is a block {highest}, but only {len(found)} arrays in all')
+    matches = [re.match(pattern, name) for name in names]
+    highest = max((int(match[1]) for match in matches if match), default=-1)
+    if highest >= len(matches):
+        raise UserError(f'there is a block {highest}, but only {len(matches)} arrays in total')
     return highest + 1
 
 
-def patches(
+def patch_shape(
     flat: Mapping[str, np.ndarray], source: str, label: Callable[[str], str]
 ) -> tuple[int, int]:
-    """Side of a patch in pixels, and width of its token.
+    """Return the side of a patch in pixels, and the width of its token.
 
     Raises:
-      UserError: if patches are not square, or as `shape_of`.
+      UserError: if patches are not square, or see `shape_of`.
     """
     rows, columns, _, width = shape_of(flat, source, label, 'patch_embed/kernel', 4)
     if rows != columns:
-        raise UserError(f'{source}: patches of {columns} x {rows} pixels; only squares work')
+        raise UserError(f'{source}: patches of {columns} x {rows} pixels: must be square')
     return rows, width
 
 
-# What training scripts put around a model's own names: wrappers such as `module.` (data
-# parallelism) or `_orig_mod.` (torch.compile), keys of a training state such as `state_dict.` or
-# `model_ema.`, and a student and its teacher, stacked in any order.
+# Training scripts put wrappers around a model's names, such as `module.` (data parallelism) or
+# `_orig_mod.` (torch.compile), keys of a training state, such as `state_dict.` or `model_ema.`, and
+# a student and its teacher, nested in any order.
 
-# Within names, before the parameters of a part of the model.
+# Inside of names, before the parameters of a part of the model.
 _INNER = re.compile(r'(?<![^.])(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.')
-_COUNTER = re.compile(r'(averaged|epoch|iter|iteration|step)$')  # of no use to a reader
+_COUNTER = re.compile(r'(averaged|epoch|iter|iteration|step)$')  # training state, not reported
 _DEEPEST = 6
 
 
-def unwrapped(flat: Flat, is_known: Callable[[Flat], bool]) -> tuple[Flat, str, str]:
-    """The arrays of the one model below names of wrappers.
+def unwrap(flat: Flat, is_known: Callable[[Flat], bool]) -> tuple[Flat, str, str]:
+    """Return the arrays of the only model below names of wrappers.
 
-    Averages and teachers are preferred, as these are what is evaluated and published.
+    Averages and teachers are preferred, since these are evaluated and published.
 
     Args:
       flat: arrays by name.
-      is_known: whether a family reads arrays of these names.
+      is_known: function that returns whether a family reads arrays of these names.
 
     Returns:
-      The arrays by the model's own names; the prefix that was removed, such as 'teacher.backbone.';
-      and a line about what was left out, or an empty string. An empty prefix if there is no such
-      model.
+      The arrays by the model's own names; the removed prefix, such as 'teacher.backbone.'; and a
+      line about ignored arrays, or an empty string. The prefix is empty if there is no such model.
 
     Raises:
-      UserError: if there are several models, none of which is preferred.
+      UserError: if there are several models, and none is preferred.
     """
-    plain = {_INNER.sub('', name): array for name, array in flat.items()}
-    plain = plain if len(plain) == len(flat) else flat
-    found = dict(_models(plain, is_known))
-    if not found:
+    unwrapped = {_INNER.sub('', name): array for name, array in flat.items()}
+    unwrapped = unwrapped if len(unwrapped) == len(flat) else flat
+    models = dict(_models(unwrapped, is_known))
+    if not models:
         return flat, '', ''
-    best = min(map(_rank, found))
-    chosen = [prefix for prefix in found if _rank(prefix) == best]
-    if len(chosen) > 1:
-        parts = ' and '.join(chosen)
-        raise UserError(f'holds several models, below {parts}: name one, as FILE:{_part(chosen)}')
-    (prefix,) = chosen
-    return found[prefix], prefix or '_orig_mod.', _left_out(plain, prefix, [*found])
+    best = min(map(_rank, models))
+    preferred = [prefix for prefix in models if _rank(prefix) == best]
+    if len(preferred) > 1:
+        parts = ' and '.join(preferred)
+        raise UserError(
+            f'{parts} are several models: choose one, such as FILE:{_distinct_part(preferred)}'
+        )
+    (prefix,) = preferred
+    return models[prefix], prefix or '_orig_mod.', _describe_ignored(unwrapped, prefix, [*models])
 
 
-def part_of(flat: Flat, name: str) -> Flat:
-    """The arrays below a wrapper of this name, whatever is around it, as in `FILE:teacher`.
+def select_part(flat: Flat, name: str) -> Flat:
+    """Return the arrays below a wrapper of this name at any depth, as in `FILE:teacher`.
 
     Raises:
-      UserError: if there is none.
+      UserError: if there is no such wrapper.
     """
     pattern = re.compile(rf'(?:(?:{"|".join(WRAPPERS)})\.)*?{name}\.')
-    matched = {key: pattern.match(key) for key in flat}
-    if below := {key[match.end() :]: flat[key] for key, match in matched.items() if match}:
+    matches = {key: pattern.match(key) for key in flat}
+    if below := {key[match.end() :]: flat[key] for key, match in matches.items() if match}:
         return below
-    first = ', '.join(sorted({key.partition('.')[0] for key in flat})[:_LISTED])
-    raise UserError(f'there is no part {name!r} in the file (it holds: {first})')
+    first = ', '.join(sorted({key.partition('.')[0] for key in flat})[:_MAX_NAMES])
+    raise UserError(f'the file has no part {name!r} (it has: {first})')
 
 
 def common_prefix(flat: Mapping[str, Any]) -> str:
-    """The first part that all names have, such as 'module.'; empty if they have none."""
+    """Return the first part that all names share, such as 'module.'; empty if there is none."""
     firsts = {name.partition('.')[0] for name in flat if '.' in name}
     is_common = len(firsts) == 1 and len(flat) > 1 and all('.' in name for name in flat)
     return f'{brief(firsts.pop())}.' if is_common else ''
@@ -321,7 +325,7 @@ def common_prefix(flat: Mapping[str, Any]) -> str:
 def _models(
     flat: Flat, is_known: Callable[[Flat], bool], prefix: str = '', depth: int = 0
 ) -> Iterator[tuple[str, Flat]]:
-    """The models below wrappers, by their prefix."""
+    """Yield the models below wrappers, with their prefixes."""
     if is_known(flat):
         yield prefix, flat
         return
@@ -336,26 +340,28 @@ def _rank(prefix: str) -> int:
     return 0 if names & set(AVERAGES) else 2 if names & set(STUDENTS) else 1
 
 
-def _part(prefixes: list[str]) -> str:
-    """A name that only the first of these prefixes has."""
+def _distinct_part(prefixes: list[str]) -> str:
+    """Return a name that only the first of these prefixes has."""
     first, others = prefixes[0].split('.'), {x for p in prefixes[1:] for x in p.split('.')}
     return next((name for name in first if name not in others), first[0])
 
 
-def _left_out(flat: Flat, prefix: str, models: list[str]) -> str:
-    """A line about the arrays that are not below the prefix; empty if there are none."""
+def _describe_ignored(flat: Flat, prefix: str, models: list[str]) -> str:
+    """Describe the arrays that are not below the prefix; empty if there are none."""
     unread = [other for other in models if other != prefix]
-    kept = [n for n in flat if not (n.startswith(prefix) or _COUNTER.search(n))]
-    rest = {next((x[:-1] for x in unread if n.startswith(x)), None) or _head(n) for n in kept}
-    if not rest:
+    ignored = [n for n in flat if not (n.startswith(prefix) or _COUNTER.search(n))]
+    labels = {
+        next((x[:-1] for x in unread if n.startswith(x)), None) or _wrapper_path(n) for n in ignored
+    }
+    if not labels:
         return ''
-    more = f' and {len(rest) - _LISTED} more' if len(rest) > _LISTED else ''
-    hint = f' (FILE:{_part([unread[0], prefix])} reads that one)' if unread else ''
-    return f'read below {prefix}; left out: {", ".join(sorted(rest)[:_LISTED])}{more}{hint}'
+    more = f' and {len(labels) - _MAX_NAMES} more' if len(labels) > _MAX_NAMES else ''
+    hint = f' (FILE:{_distinct_part([unread[0], prefix])} reads that one)' if unread else ''
+    return f'read below {prefix}; ignored: {", ".join(sorted(labels)[:_MAX_NAMES])}{more}{hint}'
 
 
-def _head(name: str) -> str:
-    """The wrappers of a name and its first own part, as in 'student.head'."""
+def _wrapper_path(name: str) -> str:
+    """Return the wrappers of a name and the first part after them, such as 'student.head'."""
     parts = name.split('.')
-    own = next((i for i, word in enumerate(parts) if word not in WRAPPERS), len(parts))
-    return brief('.'.join(parts[: own + 1]))
+    own_index = next((i for i, word in enumerate(parts) if word not in WRAPPERS), len(parts))
+    return brief('.'.join(parts[: own_index + 1]))

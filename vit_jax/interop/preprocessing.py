@@ -1,8 +1,8 @@
-"""From an image file to a model's input: transforms and normalization of a checkpoint.
+"""Image preprocessing of a checkpoint: transforms and normalization.
 
-They are read from the files beside the weights: timm's config.json, in `pretrained_cfg` or at the
-top, or transformers' preprocessor_config.json. A run keeps them in its config, and files that are
-written for timm and transformers hold them again.
+They are read from the files next to the weights: timm's config.json, in `pretrained_cfg` or at the
+top, or transformers' preprocessor_config.json. Runs store them in their config, and files written
+for timm and transformers contain them again.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from vit_jax.data.transforms.pillow import Fill, height_width
 from vit_jax.errors import UserError
 from vit_jax.interop.trained import Size, TrainedModel, pixel_scale
 
-# By Pillow's numbers.
+# In the order of Pillow's numbers.
 METHODS = ('nearest', 'lanczos', 'bilinear', 'bicubic', 'box', 'hamming')
 CROP_SHARE = 0.875  # timm's default of `crop_pct`
 _BICUBIC = METHODS.index('bicubic')
 _EDGE = {'default_to_square': False, 'resample': _BICUBIC}  # a number is the shorter side
-# Defaults of preprocessors, by the beginning of their type's name.
+# Defaults of preprocessors, by the prefix of their type's name.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     'Siglip2': {},
     **{kind: _EDGE | {'do_center_crop': True} for kind in ('Bit', 'CLIP', 'Levit')},
@@ -34,15 +34,15 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     'DeiT': {'resample': _BICUBIC, 'do_center_crop': True},
     'Beit': {'resample': _BICUBIC},
 }
-_SIDE = 224  # of crops, if neither the files nor the parameters have another
+_SIDE = 224  # default side of crops
 _DEIT = 256 / 224  # side before the crop / side of the crop
-_UNCROPPED = 384  # pixels; from there on, transformers' ConvNeXts see whole images
+_UNCROPPED = 384  # pixels; transformers' ConvNeXts do not crop from this size on
 # Keys of files that describe how images are resized.
 _RESIZING = {'size', 'crop_size', 'crop_pct', 'interpolation', 'input_size', 'resample'}
-# Parts of the names of transforms that change the geometry of an image.
+# Substrings of names of transforms that change the geometry of an image.
 _MOVES = re.compile('resize|crop|flip|pad_and|rotate|patches')
 _FITS = {'resize': '', 'resize_cover': 'cover', 'resize_within': 'within'}
-# Keys of the `extra` of `files.read_arrays`, beside those of config.json.
+# Keys of the `extra` of `files.read_arrays`, in addition to the keys of config.json.
 GIVEN_NORMALIZATION, PREPROCESSOR = 'normalization given by the user', 'preprocessor_config.json'
 UNKNOWN_NORMALIZATION = (
     'the mean and standard deviation of its images are unknown '
@@ -50,23 +50,23 @@ UNKNOWN_NORMALIZATION = (
 )
 IMAGENET = {'mean': [0.485, 0.456, 0.406], 'std': [0.229, 0.224, 0.225]}
 _HALF = np.full(1, 0.5)
-RANGE = _HALF, _HALF  # mean and standard deviation of images in [0, 1] that make them [-1, 1]
+RANGE = _HALF, _HALF  # mean and standard deviation that map images from [0, 1] to [-1, 1]
 _PIXEL = 1 / 255
 
 
 class Recipe(NamedTuple):
-    """Resizing, and a central crop.
+    """Resizing and a central crop.
 
     Attributes:
-      size: height and width to which whole images are resized; or the shorter side, for images that
-        keep their aspect ratio; None for images that are not resized.
-      crop: height and width of the crop; None for none.
-      method: resampling, one of METHODS; antialiased, as always in Pillow.
-      fit: 'cover' or 'within' for images that keep their aspect ratio, and cover `size` or lie
-        within it.
+      size: height and width to resize whole images to; or the shorter side, for images that keep
+        their aspect ratio; None for no resizing.
+      crop: height and width of the crop; None for no crop.
+      method: resampling method, one of METHODS; antialiased, as always in Pillow.
+      fit: 'cover' or 'within' for images that keep their aspect ratio and cover `size` or fit into
+        it.
       long: rounding of the longer side if `size` is the shorter one, see `image.resize_small`.
-      offset: rounding of the offset of the crop, see `image.central_crop`.
-      fill: color with which smaller images are padded; None if there are none.
+      offset: rounding of the crop's offset, see `image.central_crop`.
+      fill: color for padding images smaller than the crop; None to not pad.
       drops_alpha: whether transparency is dropped, see `image.drop_alpha`.
     """
 
@@ -80,14 +80,14 @@ class Recipe(NamedTuple):
     drops_alpha: bool = False
 
     @property
-    def made(self) -> Size | None:
-        """Height and width of all images afterwards; None if they differ."""
+    def output_size(self) -> Size | None:
+        """Height and width of all preprocessed images; None if they differ."""
         is_whole = isinstance(self.size, tuple) and not self.fit
         return self.crop or (self.size if is_whole else None)  # type: ignore[return-value]
 
     @property
     def text(self) -> str:
-        """The transforms, as in `config.data.transforms`."""
+        """The transforms in the syntax of `config.data.transforms`."""
         steps = ['drop_alpha'] if self.drops_alpha else []
         if isinstance(self.size, tuple):
             name = f'resize_{self.fit}' if self.fit else 'resize'
@@ -104,63 +104,63 @@ class Recipe(NamedTuple):
 
 
 def read_recipe(extra: Mapping[str, Any], size: Size | None) -> Recipe | None:
-    """The recipe that the files give; None if they give none.
+    """Read the recipe from the files; None if they have none.
 
     Args:
       extra: see `files.read_arrays`.
-      size: height and width that the parameters were made for, which counts if the files have no
-        image size; None if they fit any.
+      size: height and width that the parameters were made for, used if the files have no image
+        size; None if they fit any size.
     """
     timm, transformers = extra.get('pretrained_cfg'), extra.get(PREPROCESSOR)
-    found = _timm(timm, size) if isinstance(timm, Mapping) else None
-    if found is None and isinstance(transformers, Mapping):
-        found = _pillow(transformers, size)
-    return found if found and _is_plausible(found) else None
+    recipe = _read_timm(timm, size) if isinstance(timm, Mapping) else None
+    if recipe is None and isinstance(transformers, Mapping):
+        recipe = _read_transformers(transformers, size)
+    return recipe if recipe and _is_plausible(recipe) else None
 
 
 def transform_notes(extra: Mapping[str, Any], text: str) -> tuple[str, ...]:
-    """A note if the transforms differ from what the files describe.
+    """Note if the transforms differ from what the files describe.
 
     Args:
       extra: see `files.read_arrays`.
-      text: the transforms that were read from it; empty if it gives none.
+      text: transforms read from the files; empty if they have none.
     """
     groups = (extra.get('pretrained_cfg'), extra.get(PREPROCESSOR))
-    timm, told = (group if isinstance(group, Mapping) else {} for group in groups)
-    if not text and (_RESIZING & (timm.keys() | told.keys())):
-        return ('its files prepare images in a way that is not supported: they get a central crop',)
-    config = _with_defaults(told, None)
+    timm, processor = (group if isinstance(group, Mapping) else {} for group in groups)
+    if not text and (_RESIZING & (timm.keys() | processor.keys())):
+        return ('its files describe an unsupported preprocessing: images get a central crop',)
+    config = _with_defaults(processor, None)
     keeps_shape = _edge(config) is not None and not _kind(config).startswith('ConvNext')
-    if told and not timm and keeps_shape and not config.get('do_center_crop'):
-        return (f'{PREPROCESSOR} keeps the shape of images; here they get a central crop',)
+    if processor and not timm and keeps_shape and not config.get('do_center_crop'):
+        return (f'{PREPROCESSOR} keeps the shape of images; this model gets a central crop',)
     return ()
 
 
 def resampling(text: str) -> str:
-    """The resampling method that transforms name; 'bilinear' if they name none."""
-    found = re.search(rf"'({'|'.join(METHODS)})'", text)
-    return found[1] if found else 'bilinear'
+    """Return the resampling method of transforms, 'bilinear' by default."""
+    match = re.search(rf"'({'|'.join(METHODS)})'", text)
+    return match[1] if match else 'bilinear'
 
 
 def crop(size: Size, method: str = 'bilinear', side: int = 0) -> str:
-    """Transforms: resize the shorter side to `side`, or more to cover `size`, and crop to it."""
+    """Return transforms that resize the shorter side to at least `side`, and crop to `size`."""
     return Recipe(max(side, *size), size, method).text
 
 
-def resized(text: str, size: Size) -> str:
-    """The same transforms for images of another size.
+def change_size(text: str, size: Size) -> str:
+    """Adapt transforms to a different image size.
 
-    Whole images stay whole, and a crop shows the same share of an image. Other transforms become a
+    Whole images stay whole, and a crop keeps its share of the image. Other transforms become a
     central crop.
     """
     recipe = parse_recipe(text)
-    if recipe is None or recipe.made is None or recipe.size is None:
+    if recipe is None or recipe.output_size is None or recipe.size is None:
         drops = parse.arguments_of(text, 'drop_alpha') is not None
         return Recipe(max(size), size, resampling(text), drops_alpha=drops).text
     if recipe.crop is None:
         return recipe._replace(size=size).text
-    before = recipe.size if isinstance(recipe.size, tuple) else (recipe.size,) * 2
-    if recipe.offset == 'even' and (share := _crop_share(recipe.crop, before)):
+    resized_size = recipe.size if isinstance(recipe.size, tuple) else (recipe.size,) * 2
+    if recipe.offset == 'even' and (share := _crop_share(recipe.crop, resized_size)):
         return _timm_crop(recipe, size, share).text
     if isinstance(recipe.size, int):
         side = _side(recipe.size, max(size), max(recipe.crop))
@@ -170,38 +170,38 @@ def resized(text: str, size: Size) -> str:
 
 
 def _side(old: int, new: int, cut: int) -> int:
-    """The side before a crop to `new` pixels, in the proportion of `old` to `cut`."""
+    """Scale the side before a crop to `new` pixels, in the ratio of `old` to `cut`."""
     side = max(1, round(old * new / cut))
     return max(side, new) if old >= cut else side
 
 
 def parse_recipe(text: str) -> Recipe | None:
-    """The recipe that describes the geometry of transforms; None if there is none."""
-    words = [signatures.function_name(node) for node in signatures.parse_transforms(text)]
-    moving = [word for word in words if _MOVES.search(word)]
-    if not moving or moving not in (moving[:1], [moving[0], 'central_crop']):
+    """Parse the geometry of transforms as a recipe; None if it is not one."""
+    names = [signatures.function_name(node) for node in signatures.parse_transforms(text)]
+    geometric = [word for word in names if _MOVES.search(word)]
+    if not geometric or geometric not in (geometric[:1], [geometric[0], 'central_crop']):
         return None
-    if moving[0] not in (*_FITS, 'resize_small', 'central_crop'):
+    if geometric[0] not in (*_FITS, 'resize_small', 'central_crop'):
         return None
-    cut = parse.arguments_of(text, 'central_crop') or {}
-    resize = {} if moving[0] == 'central_crop' else parse.arguments_of(text, moving[0]) or {}
+    crop_args = parse.arguments_of(text, 'central_crop') or {}
+    resize = {} if geometric[0] == 'central_crop' else parse.arguments_of(text, geometric[0]) or {}
     if resize.get('max') is not None or resize.get('method', METHODS[0]) not in METHODS:
         return None
     size = resize.get('size')
     return Recipe(
-        size if moving[0] == 'resize_small' or size is None else height_width(size),
-        height_width(cut['size']) if cut else None,
+        size if geometric[0] == 'resize_small' or size is None else height_width(size),
+        height_width(crop_args['size']) if crop_args else None,
         resize.get('method', 'bilinear'),
-        _FITS.get(moving[0], ''),
+        _FITS.get(geometric[0], ''),
         resize.get('rounding', 'nearest'),
-        cut.get('rounding', 'down'),
-        cut.get('fill'),
-        'drop_alpha' in words,
+        crop_args.get('rounding', 'down'),
+        crop_args.get('fill'),
+        'drop_alpha' in names,
     )
 
 
 def transformers_keys(text: str) -> dict[str, Any]:
-    """Transforms as keys of a preprocessor_config.json; empty if transformers cannot do it."""
+    """Convert transforms to keys of a preprocessor_config.json; empty if unsupported there."""
     recipe = parse_recipe(text)
     if recipe is None or recipe.fit or recipe.fill not in (None, 0):
         return {}
@@ -211,72 +211,83 @@ def transformers_keys(text: str) -> dict[str, Any]:
     else:
         kind = 'BitImageProcessor'
         size = {'shortest_edge': recipe.size or max(recipe.crop or (1,))}
-    found: dict[str, Any] = {
+    keys: dict[str, Any] = {
         'image_processor_type': kind,
         'do_resize': recipe.size is not None,
         'size': size,
         'resample': METHODS.index(recipe.method),
     }
     if kind != 'ViTImageProcessor':
-        found['do_center_crop'] = recipe.crop is not None
+        keys['do_center_crop'] = recipe.crop is not None
     if recipe.crop:
-        found['crop_size'] = dict(zip(('height', 'width'), recipe.crop, strict=True))
-    return found
+        keys['crop_size'] = dict(zip(('height', 'width'), recipe.crop, strict=True))
+    return keys
 
 
 def timm_keys(text: str, size: Size) -> dict[str, Any]:
-    """Transforms as keys of timm's `pretrained_cfg`, for images of `size`; else empty."""
+    """Convert transforms to keys of timm's `pretrained_cfg` for images of `size`; else empty."""
     recipe = parse_recipe(text)
-    if recipe is None or recipe.size is None or recipe.made != size:
+    if recipe is None or recipe.size is None or recipe.output_size != size:
         return {}
     if isinstance(recipe.size, int):
-        whole, mode = (recipe.size, recipe.size), 'center'
+        resized_size, mode = (recipe.size, recipe.size), 'center'
         if size[0] != size[1]:  # timm resizes to cover a rectangle
             return {}
     else:
         mode = {'': 'squash', 'cover': 'center', 'within': 'border'}[recipe.fit]
-        whole = recipe.size
+        resized_size = recipe.size
         if recipe.fit == 'cover' and size[0] == size[1]:
             return {}
-    share = _crop_share(size, whole)
+    share = _crop_share(size, resized_size)
     if share is None:
         return {}
     return {'interpolation': recipe.method, 'crop_pct': share, 'crop_mode': mode}
 
 
-def _crop_share(size: Size, whole: Size) -> float | None:
-    """The shortest `crop_pct` with which timm resizes images to `whole`; None if there is none."""
-    exact = min((new / (old + 0.5) for new, old in zip(size, whole, strict=True)), default=1.0)
-    digits = (round(share, n) for n in range(1, 9) for share in (size[0] / whole[0], exact))
+def _crop_share(size: Size, resized_size: Size) -> float | None:
+    """Return the shortest `crop_pct` that makes timm resize images to a size; None if there is
+    none.
+    """
+    exact = min(
+        (new / (old + 0.5) for new, old in zip(size, resized_size, strict=True)), default=1.0
+    )
+    digits = (round(share, n) for n in range(1, 9) for share in (size[0] / resized_size[0], exact))
     shares = (share for share in digits if 0 < share <= 1)
-    return next((share for share in shares if _whole(size, share) == whole), None)
+    return next((share for share in shares if _size_before_crop(size, share) == resized_size), None)
 
 
-def _whole(size: Size, share: float) -> Size:
-    """The size of images before timm's crop."""
+def _size_before_crop(size: Size, share: float) -> Size:
+    """Return the size of images before timm's crop."""
     return math.floor(size[0] / share), math.floor(size[1] / share)
 
 
 def differences(text: str, files: Mapping[str, Any]) -> tuple[str, ...]:
-    """A note if written files make other images than the transforms do, apart from transparency.
+    """Note if written files make different images than the transforms, apart from transparency.
 
     Args:
-      text: the transforms.
-      files: their contents, as the `extra` of `files.read_arrays`.
+      text: transforms.
+      files: contents of the files, in the form of the `extra` of `files.read_arrays`.
     """
-    recipe, found = parse_recipe(text), read_recipe(files, None)
-    back = parse_recipe(found.text) if found else None
-    if recipe is None or back is None or back._replace(drops_alpha=recipe.drops_alpha) == recipe:
+    recipe, file_recipe = parse_recipe(text), read_recipe(files, None)
+    restored = parse_recipe(file_recipe.text) if file_recipe else None
+    if (
+        recipe is None
+        or restored is None
+        or restored._replace(drops_alpha=recipe.drops_alpha) == recipe
+    ):
         return ()
-    theirs = back._replace(drops_alpha=False).text
-    return (f'its images are made by {theirs} there, by {text} here: up to a pixel apart',)
+    file_transforms = restored._replace(drops_alpha=False).text
+    return (
+        f'the files prepare images with {file_transforms}, this model with {text}: up to one '
+        'pixel off',
+    )
 
 
 def config_resampling(config: Mapping[str, Any]) -> str:
-    """The resampling method of a preprocessor_config.json.
+    """Return the resampling method of a preprocessor_config.json.
 
     Raises:
-      UserError: if it is not in METHODS.
+      UserError: if the method is not in METHODS.
     """
     number = _with_defaults(config, None).get('resample', METHODS.index('bilinear'))
     if not (type(number) is int and 0 <= number < len(METHODS)):
@@ -294,8 +305,8 @@ def _is_plausible(recipe: Recipe) -> bool:
     )
 
 
-def _timm(config: Mapping[str, Any], size: Size | None) -> Recipe | None:
-    """The recipe of `timm.data.create_transform` for evaluation."""
+def _read_timm(config: Mapping[str, Any], size: Size | None) -> Recipe | None:
+    """Read the recipe of `timm.data.create_transform` for evaluation."""
     size = _size(list(config.get('input_size') or ())[1:]) or size
     method, share = config.get('interpolation', 'bicubic'), config.get('crop_pct') or CROP_SHARE
     is_share = isinstance(share, int | float) and 0 < share <= 1
@@ -303,75 +314,78 @@ def _timm(config: Mapping[str, Any], size: Size | None) -> Recipe | None:
         return None
     fits = {'squash': '', 'border': 'within'}
     recipe = Recipe(size, size, method, fits.get(str(config.get('crop_mode')), 'cover'))
-    filled = _border(config) if recipe.fit == 'within' else None
-    return _timm_crop(recipe._replace(fill=filled, drops_alpha=True), size, share)
+    fill = _border(config) if recipe.fit == 'within' else None
+    return _timm_crop(recipe._replace(fill=fill, drops_alpha=True), size, share)
 
 
 def _timm_crop(recipe: Recipe, size: Size, share: float) -> Recipe:
-    """The recipe of the same kind for images of `size`, a share of the resized ones."""
-    whole, fit = _whole(size, share), 'cover' if isinstance(recipe.size, int) else recipe.fit
-    found = recipe._replace(size=whole, crop=size, fit=fit, long='nearest', offset='even')
-    if fit == 'cover' and whole[0] == whole[1]:  # by torchvision
-        return found._replace(size=whole[0], fit='', long='down')
-    return found
+    """Return the same kind of recipe for images of `size`, a share of the resized ones."""
+    resized_size, fit = (
+        _size_before_crop(size, share),
+        'cover' if isinstance(recipe.size, int) else recipe.fit,
+    )
+    result = recipe._replace(size=resized_size, crop=size, fit=fit, long='nearest', offset='even')
+    if fit == 'cover' and resized_size[0] == resized_size[1]:  # done by torchvision
+        return result._replace(size=resized_size[0], fit='', long='down')
+    return result
 
 
 def _border(config: Mapping[str, Any]) -> Fill:
-    """timm's color of borders: the mean."""
+    """Return timm's border color: the mean."""
     mean = config.get('mean') or [0.5]
-    found = tuple(round(255 * value) for value in mean)
-    return found[0] if len(set(found)) == 1 else found
+    color = tuple(round(255 * value) for value in mean)
+    return color[0] if len(set(color)) == 1 else color
 
 
-def _pillow(config: Mapping[str, Any], size: Size | None) -> Recipe | None:
-    """The recipe of a processor of transformers with its Pillow backend."""
+def _read_transformers(config: Mapping[str, Any], size: Size | None) -> Recipe | None:
+    """Read the recipe of a transformers processor with its Pillow backend."""
     config = _with_defaults(config, size)
     try:
         resampling = config_resampling(config)
     except UserError:
         return None
-    cropped = _size(config.get('crop_size')) if config.get('do_center_crop') else None
-    recipe = Recipe(None, cropped, resampling, long='down', drops_alpha=True)
+    crop = _size(config.get('crop_size')) if config.get('do_center_crop') else None
+    recipe = Recipe(None, crop, resampling, long='down', drops_alpha=True)
     if not config.get('do_resize', True):
-        return recipe._replace(fill=0, long='nearest') if cropped else None
+        return recipe._replace(fill=0, long='nearest') if crop else None
     edge = _edge(config)
     if edge is not None:
         return _edge_recipe(config, recipe._replace(size=edge), size)
-    if whole := _size(config.get('size')):
-        return _padding(recipe._replace(size=whole, long='nearest'))
+    if resized := _size(config.get('size')):
+        return _fill_padding(recipe._replace(size=resized, long='nearest'))
     return None
 
 
 def _edge(config: Mapping[str, Any]) -> int | None:
-    """The shorter side that images are resized to; None for other ways of resizing."""
-    given = config.get('size')
-    edge = given.get('shortest_edge') if isinstance(given, Mapping) else given
-    is_edge = isinstance(given, Mapping) or not config.get('default_to_square', True)
+    """Return the shorter side to resize images to; None for other kinds of resizing."""
+    size = config.get('size')
+    edge = size.get('shortest_edge') if isinstance(size, Mapping) else size
+    is_edge = isinstance(size, Mapping) or not config.get('default_to_square', True)
     return edge if is_edge and type(edge) is int else None
 
 
 def _edge_recipe(config: Mapping[str, Any], recipe: Recipe, size: Size | None) -> Recipe:
-    """The recipe of a preprocessor that is given the shorter side."""
+    """Read the recipe of a preprocessor configured by the shorter side."""
     kind, edge = _kind(config), recipe.size
     assert isinstance(edge, int)
     if kind.startswith('ConvNext'):
         if edge >= _UNCROPPED:
             return recipe._replace(size=(edge, edge), crop=None, long='nearest')
         share = config.get('crop_pct') or CROP_SHARE
-        return _padding(recipe._replace(size=int(edge / share), crop=(edge, edge)))
+        return _fill_padding(recipe._replace(size=int(edge / share), crop=(edge, edge)))
     if kind.startswith('Levit'):
         recipe = recipe._replace(size=int(256 / 224 * edge))
-    if recipe.crop is None:  # images of any shape there
+    if recipe.crop is None:  # the processor keeps the aspect ratio
         final = size or (edge, edge)
         return recipe._replace(size=max(edge, *final), crop=final)
-    return _padding(recipe)
+    return _fill_padding(recipe)
 
 
-def _padding(recipe: Recipe) -> Recipe:
-    """The recipe, with black around images that are smaller than the crop."""
+def _fill_padding(recipe: Recipe) -> Recipe:
+    """Add black padding if images are smaller than the crop."""
     sides = recipe.size if isinstance(recipe.size, tuple) else (recipe.size or 0,) * 2
-    cut = recipe.crop or sides
-    return recipe._replace(fill=0) if cut[0] > sides[0] or cut[1] > sides[1] else recipe
+    crop = recipe.crop or sides
+    return recipe._replace(fill=0) if crop[0] > sides[0] or crop[1] > sides[1] else recipe
 
 
 def _kind(config: Mapping[str, Any]) -> str:
@@ -379,22 +393,22 @@ def _kind(config: Mapping[str, Any]) -> str:
 
 
 def _with_defaults(config: Mapping[str, Any], size: Size | None) -> dict[str, Any]:
-    """The keys of a preprocessor, with defaults; `size` stands in for absent sizes."""
+    """Complete a preprocessor's keys with defaults; `size` is the default size."""
     kind = _kind(config)
-    found = next((keys for start, keys in _DEFAULTS.items() if kind.startswith(start)), None)
-    if found is None:
+    defaults = next((keys for start, keys in _DEFAULTS.items() if kind.startswith(start)), None)
+    if defaults is None:
         return {'size': size, **config}
     crop = size or (_SIDE, _SIDE)
-    whole: Any = max(size or (_UNCROPPED if kind.startswith('ConvNext') else _SIDE,))
+    default_size: Any = max(size or (_UNCROPPED if kind.startswith('ConvNext') else _SIDE,))
     if kind.startswith('DeiT'):
-        whole = [round(side * _DEIT) for side in crop]
+        default_size = [round(side * _DEIT) for side in crop]
     elif kind.startswith(('Siglip', 'Beit')):
-        whole = crop
-    return {'size': whole, 'crop_size': crop, **found, **config}
+        default_size = crop
+    return {'size': default_size, 'crop_size': crop, **defaults, **config}
 
 
 def _size(value: Any) -> Size | None:
-    """Height and width, which files give as a number, a pair, or two keys."""
+    """Parse height and width from a number, a pair or two keys."""
     if isinstance(value, Mapping):
         value = [value.get('height'), value.get('width')]
     pair = [value, value] if isinstance(value, int) else value
@@ -406,57 +420,57 @@ def _size(value: Any) -> Size | None:
 def with_normalization(
     imported: TrainedModel, extra: Mapping[str, Any], unknown: str = ''
 ) -> TrainedModel:
-    """The model with the mean and standard deviation of its images, in its task.
+    """Set the mean and standard deviation of images in the model's task.
 
     Args:
-      imported: as it is in the file, for a task with the fields `mean` and `std`.
-      extra: see `files.read_arrays`; under GIVEN_NORMALIZATION, the user's `mean` and `std`.
-      unknown: a note for people, added if the normalization is unknown.
+      imported: model from the file, for a task with the fields `mean` and `std`.
+      extra: see `files.read_arrays`; the user's `mean` and `std` are under GIVEN_NORMALIZATION.
+      unknown: note to add if the normalization is unknown.
 
     Raises:
       UserError: if the mean or the standard deviation is invalid.
     """
-    found = mean_and_std(extra)
-    if found is None:
+    scale = mean_and_std(extra)
+    if scale is None:
         return imported.with_notes(unknown) if unknown else imported
-    if all(np.all(values == _HALF) for values in found):
+    if all(np.all(values == _HALF) for values in scale):
         return imported
-    numbers = of_channels(found, imported.channels)
+    numbers = per_channel(scale, imported.channels)
     return imported.with_groups(task={**imported.task_config, **numbers})
 
 
-def of_channels(
+def per_channel(
     normalization: tuple[np.ndarray, np.ndarray], channels: int
 ) -> dict[str, tuple[float, ...]]:
-    """The fields `mean` and `std` of a task, a number for each channel.
+    """Return the task fields `mean` and `std`, one number per channel.
 
     Raises:
-      UserError: if they have another number of channels.
+      UserError: if they have a different number of channels.
     """
     numbers = {}
     for name, values in zip(('mean', 'std'), normalization, strict=True):
         if values.size not in (1, channels) and np.ptp(values):
-            raise UserError(f'{name} has {values.size} colors, the model takes {channels}')
+            raise UserError(f'{name} has {values.size} channels, but the model {channels}')
         values = values if values.size == channels else values[:1]
         numbers[name] = tuple(np.broadcast_to(values, channels).tolist())
     return numbers
 
 
 def normalization(trained: TrainedModel, channels: int) -> dict[str, list[float]]:
-    """`mean` and `std` of each channel of a model's images in [0, 1], for files.
+    """Return `mean` and `std` per channel of a model's images in [0, 1], for files.
 
     Raises:
-      UserError: if the task has them for another number of channels.
+      UserError: if the task has them for a different number of channels.
     """
-    numbers = of_channels(pixel_scale(trained.task) or RANGE, channels)
+    numbers = per_channel(pixel_scale(trained.task) or RANGE, channels)
     return {name: list(values) for name, values in numbers.items()}
 
 
 def preprocessor(trained: TrainedModel, channels: int, size: tuple[int, int]) -> dict[str, Any]:
-    """A preprocessor_config.json of transformers with the normalization of a model's task.
+    """Build a preprocessor_config.json of transformers with the normalization of a model's task.
 
     Raises:
-      UserError: if the task has it for another number of channels.
+      UserError: if the task's normalization has a different number of channels.
     """
     numbers = normalization(trained, channels)
     return {
@@ -473,10 +487,10 @@ def preprocessor(trained: TrainedModel, channels: int, size: tuple[int, int]) ->
 
 
 def mean_and_std(extra: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray] | None:
-    """Mean and standard deviation of images in [0, 1], given or in the files; None if unknown.
+    """Return mean and standard deviation of images in [0, 1], from user or files; None if unknown.
 
     Raises:
-      UserError: if they are invalid, or the preprocessor does more than to rescale and normalize.
+      UserError: if they are invalid, or the preprocessor does more than rescale and normalize.
     """
     for source in (extra.get(GIVEN_NORMALIZATION), extra.get('pretrained_cfg')):
         if isinstance(source, Mapping) and {'mean', 'std'} <= source.keys():
@@ -486,7 +500,7 @@ def mean_and_std(extra: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray] | No
         return None
     for key in ('do_flip_channel_order', 'rescale_offset'):
         if config.get(key):
-            raise UserError(f'{PREPROCESSOR} has {key}, which is not supported: give mean and std')
+            raise UserError(f'{PREPROCESSOR} has {key}, which is not supported: set mean and std')
     scale = 1.0
     if not config.get('do_rescale', True):
         scale = 255.0
@@ -504,14 +518,14 @@ def mean_and_std(extra: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray] | No
     return mean / scale, std / scale
 
 
-def or_imagenet(extra: Mapping[str, Any]) -> dict[str, Any]:
-    """The `extra` with the mean and standard deviation of ImageNet if it has none."""
-    given = {} if mean_and_std(extra) is not None else {GIVEN_NORMALIZATION: IMAGENET}
-    return {**extra, **given}
+def with_imagenet_default(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the mean and standard deviation of ImageNet to `extra` if it has none."""
+    defaults = {} if mean_and_std(extra) is not None else {GIVEN_NORMALIZATION: IMAGENET}
+    return {**extra, **defaults}
 
 
 def _numbers(name: str, value: Any) -> np.ndarray:
-    """Finite numbers [C], a single one as [1].
+    """Convert to finite numbers [C], or [1] for a single number.
 
     Raises:
       UserError: if they are not finite numbers, or a standard deviation is not positive.
@@ -522,7 +536,7 @@ def _numbers(name: str, value: Any) -> np.ndarray:
         for v in values
     )
     if not len(values) or not is_real:
-        raise UserError(f'{name}={value!r} is not one finite number for each color')
+        raise UserError(f'{name}={value!r} is not one finite number per channel')
     if name != 'mean' and name != 'image_mean' and min(values) <= 0:
         raise UserError(f'{name}={value!r} must be positive')
     return np.asarray(values, np.float64)

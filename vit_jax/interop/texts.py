@@ -1,4 +1,4 @@
-"""Tokenizers, text transforms and towers of checkpoints for images and texts."""
+"""Tokenizers, text transforms and towers of image-text checkpoints."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from vit_jax.storage.model_ref import TOWERS
 FIELD = 'caption'
 _SIGLIP = "canonicalize('{field}')|tokenize('{field}', {length}, pad='eos')"
 _SIGLIP2 = "lower('{field}')|tokenize('{field}', {length}, pad='pad')"
-_UNREAD = 'its tokenizer is not read: OpenCLIP changes texts before it in ways of its own'
+_UNREAD = 'its tokenizer is not read: OpenCLIP also preprocesses texts in other ways'
 _CLIP = "tokenize('{field}', {length})"
-# The classes of transformers that read the files.
+# Tokenizer classes of transformers for the files.
 _CLASSES = dict(
     zip(TOKENIZERS, ('SiglipTokenizer', 'GemmaTokenizer', 'Siglip2Tokenizer'), strict=True)
 )
@@ -30,25 +30,27 @@ _PREFIXES = {
 
 
 def with_tokenizer(imported: TrainedModel, extra: Mapping[str, Any]) -> TrainedModel:
-    """The model with the vocabulary beside its weights, and with transforms for its texts.
+    """Set the vocabulary next to the weights, and transforms for texts.
 
     SigLIP pads texts by repeating the end token; SigLIP 2 pads with the id 0, and was trained on
-    lower case. CLIP's tokenizer itself lowers the case, and its padding has no effect.
+    lowercase text. CLIP's tokenizer lowercases texts, and its padding has no effect.
     """
     if imported.settings.model.name == 'open_clip' and not _ends(imported):
         return imported.with_notes(_UNREAD)
     file, (length,) = extra[TOKENIZER], imported.spec[FIELD].shape
-    steps = _SIGLIP if Path(file).name == TOKENIZERS[0] else _SIGLIP2
-    steps = _CLIP if _ends(imported) else steps
+    text_transforms = _SIGLIP if Path(file).name == TOKENIZERS[0] else _SIGLIP2
+    text_transforms = _CLIP if _ends(imported) else text_transforms
     data = imported.config.data
-    text = '|'.join(filter(None, (data.transforms, steps.format(field=FIELD, length=length))))
+    text = '|'.join(
+        filter(None, (data.transforms, text_transforms.format(field=FIELD, length=length)))
+    )
     return imported.with_groups(data={**data, 'transforms': text, 'vocab': file})
 
 
 def tokenizer_files(imported: TrainedModel) -> dict[str, bytes]:
-    """The files with which transformers encodes texts in the same way: contents by name.
+    """Return the files that make transformers encode texts in the same way: contents by name.
 
-    Empty for a model without a tokenizer of transformers, such as one with a vocabulary of its own.
+    Empty for a model without a transformers tokenizer, such as one with a custom vocabulary.
     """
     file = Path(imported.settings.data.vocab or '')
     if file.name not in _CLASSES:
@@ -60,22 +62,22 @@ def tokenizer_files(imported: TrainedModel) -> dict[str, bytes]:
 
 
 def _ends(imported: TrainedModel) -> bool:
-    """Whether the embedding of a text is that of its end token, as in CLIP."""
+    """Return whether a text is embedded at its end token, as in CLIP."""
     return imported.model_config.get('eos') is not None
 
 
 def _class_of_clip(imported: TrainedModel) -> str:
-    """The class of CLIP's tokenizer, whose end token has the last id, or of MetaCLIP 2's."""
+    """Return the class of CLIP's tokenizer, whose end token has the last id, or of MetaCLIP 2's."""
     model = imported.model_config
-    own = model['eos'] in (LARGEST, model['vocab_size'] - 1)
-    return 'CLIPTokenizer' if own else 'PreTrainedTokenizerFast'
+    is_clip = model['eos'] in (LARGEST, model['vocab_size'] - 1)
+    return 'CLIPTokenizer' if is_clip else 'PreTrainedTokenizerFast'
 
 
 def take_tower(flat: Flat, extra: Mapping[str, Any], tower: str) -> tuple[Flat, dict[str, Any]]:
-    """The arrays of a tower, its projection included, and its part of config.json.
+    """Return the arrays of a tower with its projection, and its part of config.json.
 
     Args:
-      flat, extra: as `files.read_arrays` returns them.
+      flat, extra: result of `files.read_arrays`.
       tower: one of TOWERS.
 
     Raises:
@@ -83,10 +85,10 @@ def take_tower(flat: Flat, extra: Mapping[str, Any], tower: str) -> tuple[Flat, 
     """
     part = {name: array for name, array in flat.items() if name.startswith(_PREFIXES[tower])}
     if not part:
-        found = ', '.join(sorted({name.partition('.')[0] for name in flat})[:5])
-        raise UserError(f'there is no tower {tower!r} in the file (it holds: {found})')
+        prefixes = ', '.join(sorted({name.partition('.')[0] for name in flat})[:5])
+        raise UserError(f'the file has no tower {tower!r} (it has: {prefixes})')
     configs = {f'{name}_config' for name in TOWERS}
-    rest = {key: value for key, value in extra.items() if key not in configs}
-    own = extra.get(f'{tower}_config') or {}
+    shared = {key: value for key, value in extra.items() if key not in configs}
+    tower_config = extra.get(f'{tower}_config') or {}
     kind = {'model_type': f'{extra["model_type"]}_{tower}_model'} if 'model_type' in extra else {}
-    return part, {**rest, **kind, **own}
+    return part, {**shared, **kind, **tower_config}

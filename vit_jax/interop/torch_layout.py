@@ -1,8 +1,8 @@
-"""Parameters of PyTorch's modules in the layouts of this package, and back.
+"""Conversion of PyTorch parameters to the layouts of this package, and back.
 
 A dense layer has a weight [out in] in PyTorch and a kernel [in out] here; a convolution has
-[O I H W] there and [H W I O] here. Attention heads are part of the features in PyTorch and have an
-axis of their own here.
+[O I H W] there and [H W I O] here. Attention heads are part of the feature axis in PyTorch and a
+separate axis here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vit_jax.errors import UserError
 from vit_jax.interop import names
 from vit_jax.interop.files import Flat
 
-# Layouts of parameters by our names, as regular expressions; the first match counts.
+# Layouts of parameters by our names, as regular expressions; the first match wins.
 _LAYOUTS = (
     ('.*/(query|key|value)/kernel', 'D H K'),
     ('.*/(query|key|value)/bias', 'H K'),
@@ -24,80 +24,80 @@ _LAYOUTS = (
     ('input_proj/kernel', '1 x 1'),  # a convolution in PyTorch, a dense layer here
     ('.*/kernel', 'kernel'),
 )
-# Names of PyTorch's fused projections, and of their parts.
+# PyTorch's fused projections and their parts.
 _FUSED = {'qkv': 'qkv', 'kv': 'kv', 'in_proj': 'qkv'}
 
 
-def ours(name: str, table: names.Table) -> str | None:
-    """Our name of their parameter; None if no row of the table has it."""
-    translated = names.ours(name, table)
+def to_ours(name: str, table: names.Table) -> str | None:
+    """Translate their name to ours; None if no row of the table matches."""
+    translated = names.to_ours(name, table)
     if translated is None:
         return None
     weight = '/scale' if re.search(r'norm(_?\d|_pre)?\.weight$', translated) else '/kernel'
     return translated.replace('.weight', weight).replace('.bias', '/bias')
 
 
-def theirs(name: str, table: names.Table) -> str:
-    """Their name of our parameter; our own if the table has none."""
-    translated = names.theirs(name, table) or name
+def to_theirs(name: str, table: names.Table) -> str:
+    """Translate our name to theirs; use ours if no row of the table matches."""
+    translated = names.to_theirs(name, table) or name
     return re.sub('/(kernel|scale)$', '.weight', translated).replace('/bias', '.bias')
 
 
-def parted(flat: Flat, source: str) -> Flat:
-    """Split fused projections of their arrays: `attn.qkv.weight` into `attn.q.weight` and so on.
+def split_fused(flat: Flat, source: str) -> Flat:
+    """Split fused projections: `attn.qkv.weight` into `attn.q.weight` and so on.
 
-    Those of torch.nn.MultiheadAttention, such as `attn.in_proj_weight`, are split too.
+    This includes torch.nn.MultiheadAttention, such as `attn.in_proj_weight`.
 
     Raises:
       UserError: if an array cannot be split.
     """
-    parts: Flat = {}
+    result: Flat = {}
     for name, array in flat.items():
         module, _, leaf = name.replace('.in_proj_', '.in_proj.').rpartition('.')
         parent, _, fused = module.rpartition('.')
         letters = _FUSED.get(fused, '')
         if not letters:
-            parts[name] = array
+            result[name] = array
         elif len(array) % len(letters):
             raise UserError(f'{source}: {name} cannot have shape {array.shape}')
         else:
-            each = zip(letters, np.split(array, len(letters)), strict=True)
-            parts |= {f'{parent}.{letter}.{leaf}': part for letter, part in each}
-    return parts
+            letter_arrays = zip(letters, np.split(array, len(letters)), strict=True)
+            result |= {f'{parent}.{letter}.{leaf}': part for letter, part in letter_arrays}
+    return result
 
 
-def fused(parts: Flat, modules: Mapping[str, str]) -> Flat:
-    """The inverse of `parted`.
+def join_fused(parts: Flat, modules: Mapping[str, str]) -> Flat:
+    """Invert `split_fused`.
 
     Args:
       parts: arrays by PyTorch's names.
-      modules: the fused projection of each module of attention, as {'attn': 'qkv'}.
+      modules: fused projection of each attention module, such as {'attn': 'qkv'}.
     """
-    whole: Flat = {}
+    result: Flat = {}
     pattern = re.compile(rf'((?:.*\.)?({"|".join(modules)}))\.([qkv])\.(\w+)')
     for name, array in parts.items():
         if not (match := pattern.fullmatch(name)):
-            whole[name] = array
+            result[name] = array
             continue
         parent, module, letter, leaf = match.groups()
         letters = _FUSED[modules[module]]
         if letter not in letters:
-            whole[name] = array
+            result[name] = array
         elif letter == letters[0]:
-            each = [parts[f'{parent}.{one}.{leaf}'] for one in letters]
-            joined = f'{parent}.{modules[module]}.{leaf}'.replace('.in_proj.', '.in_proj_')
-            whole[joined] = np.concatenate(each)
-    return whole
+            letter_arrays = [parts[f'{parent}.{part}.{leaf}'] for part in letters]
+            fused_name = f'{parent}.{modules[module]}.{leaf}'.replace('.in_proj.', '.in_proj_')
+            result[fused_name] = np.concatenate(letter_arrays)
+    return result
 
 
 def read(flat: Flat, table: names.Table, num_heads: int, source: str) -> Flat:
-    """Arrays by our names and in our layouts, with split projections of attention.
+    """Convert arrays to our names and layouts, with split attention projections.
 
     Raises:
       UserError: if a name is in no row, or an array has an impossible shape.
     """
     converted: Flat = {}
-    in_file = names.renamed({name: ours(name, table) for name in flat}, source)
+    in_file = names.file_names({name: to_ours(name, table) for name in flat}, source)
     for name, original in in_file.items():
         array = flat[original]
         try:
@@ -110,20 +110,20 @@ def read(flat: Flat, table: names.Table, num_heads: int, source: str) -> Flat:
 
 
 def write(flat: Flat, table: names.Table) -> Flat:
-    """The inverse of `read`, for parameters that the table has."""
+    """Invert `read` for parameters that the table has."""
     return {
-        theirs(name, table): np.ascontiguousarray(_to_torch(name, array))
+        to_theirs(name, table): np.ascontiguousarray(_to_torch(name, array))
         for name, array in flat.items()
     }
 
 
 def _layout(name: str) -> str:
-    """The layout of a parameter of this name; empty if it is the same in PyTorch."""
+    """Return the layout of a parameter; empty if it is the same in PyTorch."""
     return next((layout for pattern, layout in _LAYOUTS if re.fullmatch(pattern, name)), '')
 
 
 def _from_torch(name: str, array: np.ndarray, num_heads: int) -> np.ndarray:
-    """A parameter, whose name is ours, in our layout; raises ValueError for impossible shapes."""
+    """Convert a parameter with one of our names to our layout; raise ValueError if it cannot be."""
     match _layout(name), array.ndim:
         case '', _:
             return array
@@ -143,7 +143,7 @@ def _from_torch(name: str, array: np.ndarray, num_heads: int) -> np.ndarray:
 
 
 def _to_torch(name: str, array: np.ndarray) -> np.ndarray:
-    """The inverse of `_from_torch`."""
+    """Invert `_from_torch`."""
     match _layout(name), array.ndim:
         case '', _:
             return array

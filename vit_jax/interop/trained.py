@@ -1,4 +1,4 @@
-"""The record of a trained model, from a run or from another code base's files."""
+"""Trained models, from a run or from files of another code base."""
 
 from __future__ import annotations
 
@@ -30,39 +30,39 @@ from vit_jax.tree_paths import param_paths
 
 Size = tuple[int, int]  # height and width in pixels
 
-# Key in the `extra` of a family: height and width of the images to come, if the user gives them.
+# Key in the `extra` of a family: height and width of the images if the user sets them.
 GIVEN_SIZE = 'image size given by the user'
-BATCH_SIZE = 64  # of evaluations, if there is no config
+BATCH_SIZE = 64  # of evaluations without a config
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainedModel:
-    """A model with its weights, and known facts about its training data.
+    """A model with its weights, and what is known about its training data.
 
     Attributes:
       params: nested float32 numpy arrays; averaged if the run kept an average.
-      config: the run's config; for other files, the groups `model` and `task`, and transforms if
-        they are known.
+      config: config of the run; for other files, the groups `model` and `task`, and transforms if
+        known.
       image_size: height and width in pixels that the parameters were made for; None if unknown, or
         if they fit images of any size.
-      source: its origin, for people.
-      class_names: one for each output of the head; empty if unknown.
-      prepared_size: height and width of all images after the transforms of another code base's
-        files, which may differ from `image_size`, as in DINOv2; None if unknown.
-      positions: interpolation with which its code base resizes position embeddings, see
-        `ops.resize.grid`.
-      class_ids: ids of the classes in the files of the training data; empty if these have none, or
-        if the run did not keep them.
-      notes: assumptions made in reading it, a line each.
+      source: origin of the model, for the user.
+      class_names: one name per output of the head; empty if unknown.
+      notes: assumptions made in reading it, one line each.
       collections: other Flax collections by name, such as `batch_stats`.
-      path: the run folder, or the file.
-      origin: the file of another code base as it was named, of which `interop.write` writes again
-        what it does not hold otherwise; empty for runs and new models.
-      step: the run's step; None for other files.
+      path: run folder or file.
+      step: step of the run; None for other files.
       num_classes: number of classes in the training data; None if unknown.
       raw_images: `channels` and `size` of the images before the transforms, see
         `data.dataset.raw_images`; empty without images.
       spec: spec of one training example; empty if unknown.
+      class_ids: class ids in the files of the training data; empty if there are none, or if the run
+        did not keep them.
+      positions: interpolation that its code base resizes position embeddings with, see
+        `ops.resize.grid`.
+      prepared_size: height and width of all images after the transforms of the files, which may
+        differ from `image_size`, as in DINOv2; None if unknown.
+      origin: original path of the file of another code base, from which `interop.write` copies what
+        the model does not hold; empty for runs and new models.
     """
 
     params: dict[str, Any]
@@ -94,14 +94,15 @@ class TrainedModel:
         transforms: str = '',
         notes: tuple[str, ...] = (),
     ) -> TrainedModel:
-        """Make the record of a file of another code base.
+        """Create the model from a file of another code base.
 
         Args:
-          params: blocks unrolled, under this package's names.
-          model: keywords of `config.model`, with its name.
+          params: parameters with this package's names, blocks unrolled.
+          model: keywords of `config.model`, including its name.
           image_size, source, notes: see `TrainedModel`.
-          task: keywords of `config.task`, with its name; by default classification.
-          transforms: from an image file to the model's input; by default a crop of `image_size`.
+          task: keywords of `config.task`, including its name; classification by default.
+          transforms: transforms from an image file to the model's input; by default a crop to
+            `image_size`.
         """
         groups = {
             'batch_size': BATCH_SIZE,
@@ -127,37 +128,37 @@ class TrainedModel:
 
     @property
     def task_config(self) -> dict[str, Any]:
-        """The keywords of `config.task`, with its name."""
+        """The keywords of `config.task`, including its name."""
         return self.config.task.to_dict()
 
     @functools.cached_property
     def settings(self) -> Inference:
-        """The typed form of its config."""
+        """The typed form of the config."""
         return to_inference(self.config)
 
     @property
     def data(self) -> Data:
-        """The data section of the first evaluation; that of training if there is none."""
+        """The data section of the first evaluation, or of training if there is none."""
         if not self.config.evals:
             return make(Data, self.config.data, 'config.data')
         return next(iter(self.settings.evals.values()))
 
     @property
     def transforms(self) -> str:
-        """The transforms of `data`, from an image to the model's input."""
+        """The transforms of `data`, from an image file to the model's input."""
         return self.data.transforms
 
     @property
     def takes_images(self) -> bool:
-        """Whether its examples have images; true if its examples are unknown."""
+        """Whether the examples have images; true if the examples are unknown."""
         return not self.spec or 'image' in self.spec
 
     @functools.cached_property
     def vocab(self) -> vocabulary.Tokenizer | None:
-        """The vocabulary that turns text into ids; None if there is none.
+        """The vocabulary that encodes texts; None if there is none.
 
         Raises:
-          UserError: if it cannot be read.
+          UserError: if the vocabulary cannot be read.
         """
         path = self.data.vocab or self.settings.data.vocab
         return vocabulary.load(path) if path else None
@@ -181,7 +182,7 @@ class TrainedModel:
 
     @property
     def channels(self) -> int:
-        """Channels of the images, by the data or else by the first layer's kernel [P P C D].
+        """Number of channels of the images, from the data or the first layer's kernel [P P C D].
 
         3 if there is no such kernel, or the model does not name its first layer.
         """
@@ -196,10 +197,10 @@ class TrainedModel:
         return next((kernel.shape[2] for kernel in kernels), 3)
 
     def value_range(self) -> np.ndarray | None:
-        """The model's input for a black and a white pixel, float32 [2, channels].
+        """Compute the model's input for a black and a white pixel, float32 [2, channels].
 
         In between, byte b of a channel becomes low + (high - low) * b / 255. None if the input is
-        not the image itself, but tokens or the gray image of a colorizer.
+        not the image, but tokens or the gray image of a colorizer.
         """
         if not self.takes_images:
             return None
@@ -209,22 +210,24 @@ class TrainedModel:
         return first[:, 0, 0] if first.shape == images.shape else None
 
     def with_notes(self, *notes: str) -> TrainedModel:
-        """A copy with more notes."""
+        """Return a copy with additional notes."""
         return dataclasses.replace(self, notes=(*self.notes, *notes))
 
     def adapted(self, *, model: Any = None, task: Any = None) -> TrainedModel:
-        """A copy with another module of its model's class, or another task of its task's class."""
-        changed = {'model': model, 'task': task}
+        """Return a copy with another module of the same model class, or a task of the same task
+        class.
+        """
+        instances = {'model': model, 'task': task}
         return self.with_groups(
             **{
                 name: {'name': self.config[name].name, **options.nested_fields(instance)}
-                for name, instance in changed.items()
+                for name, instance in instances.items()
                 if instance is not None
             }
         )
 
     def with_groups(self, **groups: Mapping[str, Any]) -> TrainedModel:
-        """A copy with other groups in its config, such as `model={'name': 'vit', ...}`."""
+        """Return a copy with other config groups, such as `model={'name': 'vit', ...}`."""
         config = copy.deepcopy(self.config)
         with config.unlocked():
             for name, group in groups.items():
@@ -233,14 +236,14 @@ class TrainedModel:
 
 
 class Written(NamedTuple):
-    """The contents of another code base's files.
+    """Contents of the files of another code base.
 
     Attributes:
-      arrays: by that code base's names.
-      config: of config.json; None if the form has none.
-      notes: a line for each property of the model that the files cannot represent.
-      preprocessor: of preprocessor_config.json; None if the form has none.
-      others: contents of further files, by their names.
+      arrays: arrays by that code base's names.
+      config: contents of config.json; None if there is none.
+      notes: one line per property of the model that the files cannot represent.
+      preprocessor: contents of preprocessor_config.json; None if there is none.
+      others: contents of further files by name.
       weights: name of the weights in a folder, if it is not `hub.WEIGHTS`.
     """
 
@@ -253,13 +256,13 @@ class Written(NamedTuple):
 
 
 def fields(instance: Any) -> dict[str, Any]:
-    """Collect the keywords of a Linen module or a task, as `TrainedModel.model_config` does."""
+    """Return the keywords of a Linen module or a task, as `TrainedModel.model_config` does."""
     return options.flat_fields(options.nested_fields(instance))
 
 
 def pixel_scale(task: Any) -> tuple[np.ndarray, np.ndarray] | None:
-    """Mean and standard deviation [C or 1] by which a task normalizes pixels in [0, 1]; None for a
-    task that does not.
+    """Return mean and standard deviation [C or 1] that a task normalizes pixels in [0, 1] with;
+    None if it does not.
     """
     if task.normalization is not None:
         mean, std = task.normalization
@@ -271,13 +274,13 @@ def pixel_scale(task: Any) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def read_class_names(config: Mapping[str, Any], num_classes: int | None) -> tuple[str, ...]:
-    """The names of all outputs; empty without classes, or if they are only LABEL_0, LABEL_1, ...
+    """Read the names of all outputs; empty without classes, or if they are LABEL_0, LABEL_1, ...
 
     Raises:
-      UserError: if a name has a number beyond those of the outputs.
+      UserError: if a class number exceeds the number of outputs.
     """
-    listed = dict(enumerate(config.get('label_names') or ()))  # of timm
-    names = {int(i): str(name) for i, name in (config.get('id2label') or listed).items()}
+    timm_names = dict(enumerate(config.get('label_names') or ()))  # of timm
+    names = {int(i): str(name) for i, name in (config.get('id2label') or timm_names).items()}
     if not names or not num_classes:
         return ()
     if not 0 <= min(names) <= max(names) < num_classes:
@@ -292,7 +295,7 @@ def read_class_names(config: Mapping[str, Any], num_classes: int | None) -> tupl
 def class_names_config(
     class_names: Sequence[str], num_classes: int | None
 ) -> dict[str, dict[str, Any]]:
-    """`id2label` and `label2id` for `num_classes` outputs; unnamed ones get placeholders."""
+    """Build `id2label` and `label2id` for `num_classes` outputs; unnamed ones get placeholders."""
     count = num_classes or 0
     names = (*class_names[:count], *_placeholders(count)[len(class_names) :])
     return {
@@ -307,49 +310,49 @@ def _placeholders(count: int) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class ClassOrder:
-    """What happens to a head that has the right number of outputs.
+    """Order of the classes in a head with the right number of outputs.
 
     Attributes:
-      chosen: numbers of the checkpoint's classes, in the order of the run's; None for a new head.
-      why: the reason, for people.
+      chosen: class numbers in the checkpoint, in the order of the run; None for a new head.
+      reason: explanation for the user.
     """
 
     chosen: np.ndarray | None
-    why: str
+    reason: str
 
 
 def class_order(trained: TrainedModel, classes: SourceInfo) -> ClassOrder | None:
-    """The order of a checkpoint's classes for data, by their names.
+    """Match the order of a checkpoint's classes to data by name.
 
     Args:
-      trained: the checkpoint.
-      classes: those of the data. If the checkpoint has further classes, these come last.
+      trained: checkpoint.
+      classes: classes of the data. Further classes of the checkpoint come last.
 
     Returns:
-      None to keep the order: it is the same, or one side does not name its classes.
+      None to keep the order: it is the same, or one side has no class names.
     """
-    known = trained.classes
-    if known is None or not classes.num_classes:
+    checkpoint_classes = trained.classes
+    if checkpoint_classes is None or not classes.num_classes:
         return None
-    chosen = splits.class_numbers(classes, known, 'config.data')
-    if chosen is None and not splits.have_comparable_names(classes, known):
+    numbers = splits.class_numbers(classes, checkpoint_classes, 'config.data')
+    if numbers is None and not splits.have_comparable_names(classes, checkpoint_classes):
         return None
-    if chosen is None or splits.ABSENT in chosen:
+    if numbers is None or splits.ABSENT in numbers:
         return ClassOrder(
             None,
-            f'the checkpoint has other classes{splits.in_brackets(known, classes)} than the '
-            f'data{splits.in_brackets(classes, known)}',
+            f'the checkpoint has different classes{splits.in_brackets(checkpoint_classes, classes)}'
+            f' than the data{splits.in_brackets(classes, checkpoint_classes)}',
         )
-    if np.array_equal(chosen, np.arange(len(chosen))):
+    if np.array_equal(numbers, np.arange(len(numbers))):
         return None
-    names = splits.first_names(known.class_names)
-    return ClassOrder(chosen, f'its classes ({names}) are put into the order of the data, by name')
+    names = splits.first_names(checkpoint_classes.class_names)
+    return ClassOrder(numbers, f'its classes ({names}) are reordered by name as in the data')
 
 
 def reorder_head(
     flat: Mapping[str, np.ndarray], head: str, chosen: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """The arrays of a head, with the chosen outputs before the others."""
+    """Return the arrays of a head, with the chosen outputs first."""
     arrays = {name: np.asarray(x) for name, x in flat.items() if name.startswith(f'{head}/')}
     count = next(iter(arrays.values())).shape[-1]
     order = np.append(chosen, np.setdiff1d(np.arange(count), chosen))
@@ -357,7 +360,7 @@ def reorder_head(
 
 
 def read_classes(path: str) -> np.ndarray:
-    """The numbers of a file of classes, int64 [classes of the run].
+    """Read class numbers from a file, int64 [classes of the run].
 
     Raises:
       UserError: if there is no such file, or a line is not a number.
@@ -366,43 +369,43 @@ def read_classes(path: str) -> np.ndarray:
     try:
         lines = paths.read_lines(paths.absolute(path))
     except (OSError, UnicodeDecodeError) as e:
-        raise UserError(f'{where}: cannot be read ({e})') from None
+        raise UserError(f'{where}: cannot be read: {e}') from None
     for number, line in enumerate(lines, 1):
         if not line.strip().isdecimal():
-            raise UserError(f'{where}, line {number}: {line!r} is not the number of a class')
+            raise UserError(f'{where}, line {number}: {line!r} is not a class number')
     return np.array([int(line) for line in lines], np.int64)
 
 
 def take_classes(imported: TrainedModel, model: Any, chosen: np.ndarray) -> TrainedModel:
-    """A checkpoint whose head has only the chosen classes, with a note about it.
+    """Keep only the chosen classes of a checkpoint's head, and add a note about it.
 
     Args:
-      imported: the checkpoint.
-      model: the new Linen module; the last of its `head_layers` has an output for each class.
-      chosen: numbers of the checkpoint's classes, in the order of the model's.
+      imported: checkpoint.
+      model: new Linen module; the last of its `head_layers` has an output per class.
+      chosen: class numbers in the checkpoint, in the order of the model.
 
     Raises:
-      UserError: if the checkpoint has no such head or no such class, or the run has another number
-        of classes.
+      UserError: if the checkpoint has no such head or class, or the run has a different number of
+        classes.
     """
-    head, wanted = model.head_layers[-1], model.num_classes
+    head, num_classes = model.head_layers[-1], model.num_classes
     flat = traverse_util.flatten_dict(dict(imported.params), sep='/')
-    of_classes = {name: np.asarray(x) for name, x in flat.items() if name.startswith(f'{head}/')}
-    if not of_classes:
+    head_arrays = {name: np.asarray(x) for name, x in flat.items() if name.startswith(f'{head}/')}
+    if not head_arrays:
         raise UserError(f'config.init.classes: the checkpoint has no {head} to take classes from')
-    if len(chosen) != wanted:
+    if len(chosen) != num_classes:
         raise UserError(
-            f'config.init.classes: {len(chosen)} lines, but the run has {wanted} classes'
+            f'config.init.classes: {len(chosen)} lines, but the run has {num_classes} classes'
         )
-    outputs = next(iter(of_classes.values())).shape[-1]
+    outputs = next(iter(head_arrays.values())).shape[-1]
     count = imported.model_config.get('num_classes') or outputs
     if chosen.max() >= count:
         raise UserError(
-            f'config.init.classes: there is no class {chosen.max()} in a head of {count} '
-            'classes, which are counted from 0'
+            f'config.init.classes: class {chosen.max()} is not in a head with {count} classes, '
+            'numbered from 0'
         )
-    taken = np.append(chosen, np.arange(count, outputs))  # a detector's last output is not a class
-    flat |= {name: array[..., taken] for name, array in of_classes.items()}
+    order = np.append(chosen, np.arange(count, outputs))  # a detector has a further output
+    flat |= {name: array[..., order] for name, array in head_arrays.items()}
     params: dict[str, Any] = traverse_util.unflatten_dict(flat, sep='/')
-    note = f'{head}: {wanted} of its {count} classes are taken'
+    note = f'{head}: {num_classes} of its {count} classes are taken'
     return dataclasses.replace(imported, params=params).with_notes(note)

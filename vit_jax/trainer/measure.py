@@ -17,7 +17,7 @@ from vit_jax.data.records import first_readable
 from vit_jax.data.sources import open_source
 from vit_jax.data.transforms import only_text_transforms, without_annotations
 from vit_jax.errors import UserError
-from vit_jax.interop.preprocessing import resized
+from vit_jax.interop.preprocessing import change_size
 from vit_jax.interop.trained import Size, TrainedModel
 from vit_jax.runtime import mesh, sharding
 from vit_jax.trainer import evaluate
@@ -69,7 +69,7 @@ def prepare(
     Args:
       trained: the model, ready for images of `image_size`.
       source, split, classes, batch_size: replace those of every evaluation.
-      image_size: images of this height and width, see `interop.preprocessing.resized`.
+      image_size: images of this height and width, see `interop.preprocessing.change_size`.
       evaluators: replace the evaluations of the config, as 'knn' or 'fewshot(shots=(1, 5))'.
       fit: the split that evaluators learn from; 'train' by default.
 
@@ -103,7 +103,7 @@ def prepare(
 
 def _resized(entry: Entry, size: Size) -> Entry:
     """An evaluation on images of another size, with the same transforms."""
-    return dataclasses.replace(entry, transforms=resized(entry.transforms, size))
+    return dataclasses.replace(entry, transforms=change_size(entry.transforms, size))
 
 
 def _without_texts(entry: Entry) -> Entry:

@@ -15,6 +15,7 @@ from vit_jax.errors import UserError
 from vit_jax.interop import files
 from vit_jax.interop.families import bit
 from vit_jax.interop.families import timm_bit as timm_bit_family
+from vit_jax.interop.trained import TrainedModel
 from vit_jax.models import bit_resnet
 
 MODEL = {'name': 'bit_resnet', 'num_classes': 5, 'layers': (2, 1), 'width_factor': 1}
@@ -87,7 +88,7 @@ def big_vision(params):
 
 
 def written(params, **fields):
-    trained = interop.TrainedModel.from_file(params, MODEL | fields, None, 'a test')
+    trained = TrainedModel.from_file(params, MODEL | fields, None, 'a test')
     return bit.write_transformers(trained)
 
 

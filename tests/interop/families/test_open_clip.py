@@ -134,7 +134,7 @@ def test_what_is_refused_is_named(tmp_path):
         (changed('text_cfg', hf_model_name='roberta'), "text_cfg.hf_model_name 'roberta'"),
         (changed('vision_cfg', layers=[3, 4, 6, 3]), 'the ResNet of vision_cfg.layers'),
     ]:
-        with pytest.raises(UserError, match=f'OpenCLIP: no model here has {re.escape(message)}'):
+        with pytest.raises(UserError, match=f'OpenCLIP: .*{re.escape(message)}'):
             interop.read(save(tmp_path, flat, config))
     more = {'visual.transformer.resblocks.0.ls_1.gamma': np.ones(16, np.float32)}
     save(tmp_path, flat | more)
@@ -142,7 +142,7 @@ def test_what_is_refused_is_named(tmp_path):
         interop.read(tmp_path)
     save(tmp_path, flat)
     (tmp_path / 'open_clip_config.json').unlink()
-    with pytest.raises(UserError, match=r'unknown without open_clip_config.json: put it beside'):
+    with pytest.raises(UserError, match=r'open_clip_config\.json'):
         interop.read(tmp_path)
 
 
@@ -250,10 +250,7 @@ def test_towers_that_are_refused(tmp_path, monkeypatch):
             "timm_model_name 'convnext_base'",
         ),
         (changed(text_cfg={'pool_type': 'last'}), "text_cfg.pool_type 'last' of causal texts"),
-        (
-            changed(text_cfg={'hf_model_name': 'roberta'}),
-            "text_cfg.hf_model_name 'roberta'; FILE:vi",
-        ),
+        (changed(text_cfg={'hf_model_name': 'roberta'}), "text_cfg.hf_model_name 'roberta'"),
         ({**config, 'model_cfg': {**model, 'multimodal_cfg': {}}}, 'multimodal_cfg'),
     ]:
         with pytest.raises(UserError, match=re.escape(message)):
@@ -261,6 +258,6 @@ def test_towers_that_are_refused(tmp_path, monkeypatch):
     words = {'text.transformer.embeddings.weight': np.ones((3, 4), np.float32)}
     trunk = {name: array for name, array in flat.items() if name.startswith('visual.')}
     save(tmp_path, trunk | words, changed(text_cfg={'hf_model_name': 'roberta'}))
-    with pytest.raises(UserError, match=r'no model here has text_cfg\.hf_model_name'):
+    with pytest.raises(UserError, match=r'text_cfg\.hf_model_name .*FILE:vision'):
         interop.read(tmp_path)
     assert interop.read(f'{tmp_path}:vision').config.model.name == 'vit'

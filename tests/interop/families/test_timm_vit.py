@@ -305,7 +305,7 @@ MISTAKES = {
         r'blocks\.0\.attn\.norm\.bias .* is missing',
     ),
     'patch norm': ({'patch_embed.norm.weight': np.ones(WIDTH)}, {}, 'a norm of the embedded patch'),
-    'pooled token': ({'attn_pool.latent': np.ones((1, 1, WIDTH))}, {}, 'beside attention pooling'),
+    'pooled token': ({'attn_pool.latent': np.ones((1, 1, WIDTH))}, {}, 'attention pooling'),
     'distilled': ({'dist_token': np.ones((1, 1, WIDTH))}, {}, r'head_dist\.bias .* is missing'),
     'absent': ({'blocks.1.mlp.fc1.bias': None}, {}, r'blocks\.1\.mlp\.fc1\.bias \(.*\) is missing'),
     'thirds': (

@@ -78,8 +78,8 @@ def test_what_is_written(form, tmp_path, images):
 @pytest.mark.parametrize(
     ('name', 'words'),
     [
-        ('MLCDVision', 'rotates the class token by learned angles, as MLCD does'),
-        ('Aimv2Vision', "config.json says 'aimv2_vision_model'"),
+        ('MLCDVision', 'MLCD'),
+        ('Aimv2Vision', "config.json .* 'aimv2_vision_model'"),
     ],
 )
 def test_other_models_are_refused_with_the_reason(name, words, tmp_path):

@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
+from helpers.messages import says
 from helpers.round_trips import anew
 
 from vit_jax import __main__ as cli
@@ -331,7 +332,7 @@ def test_old_files_without_positions_are_of_models_without(tmp_path, images, per
     np.testing.assert_allclose(logits(imported, batch), expected, atol=1e-5)
     assert imported.model_config['posemb'] == 'none'
     assert 'assumed to be a model without positions' in imported.notes[0]
-    with pytest.raises(UserError, match="hold no ViT with posemb 'none'"):
+    with pytest.raises(UserError, match="posemb 'none'"):
         interop.write(anew(imported), tmp_path / 'b.npz')
     # transformers' BEiT may be without positions; it does not tell the size of images.
     with pytest.raises(UserError, match='the image size does not follow from pos_embed'):
@@ -385,7 +386,7 @@ def test_a_part_of_a_file_in_half_precision(tmp_path, images, perturbed):
     rounded = unflatten_dict({n: a.astype(np.float32) for n, a in half.items()}, sep='/')
     result = logits(interop.read(f'{tmp_path}/a.npz:img'), batch)
     np.testing.assert_allclose(result, expected_logits(reference, rounded, batch), atol=1e-5)
-    with pytest.raises(UserError, match=r"no 'image' in the file \(it holds: img, txt\)"):
+    with pytest.raises(UserError, match=r"'image'.*img, txt"):
         interop.read(f'{tmp_path}/a.npz:image')
 
 
@@ -440,8 +441,8 @@ def test_what_a_file_cannot_say():
     assert vision_transformer.losses({'name': 'vit'}) == []
     assert vision_transformer.losses({'gelu': 'tanh', 'norm_eps': 1e-6}) == []
     first, second = vision_transformer.losses({'gelu': 'erf', 'norm_eps': 1e-12})
-    assert 'gelu tanh, this model with erf' in first
-    assert 'norm_eps 1e-06, this model with 1e-12' in second
+    assert says(first, 'gelu tanh', 'erf')
+    assert says(second, 'norm_eps 1e-06', '1e-12')
 
 
 def without(*names):
@@ -514,5 +515,5 @@ def test_a_model_that_is_not_known(tmp_path):
 )
 def test_models_that_its_readers_would_take_for_others(field):
     ((name, value),) = field.items()
-    with pytest.raises(UserError, match=f'files hold no ViT with {name} {value!r}'):
+    with pytest.raises(UserError, match=f'{name} {value!r}'):
         vision_transformer.write({}, {'name': 'vit', **field})

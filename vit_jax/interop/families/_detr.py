@@ -1,4 +1,4 @@
-"""Names of parameters and keys of config.json of DETRs, and writing them for transformers."""
+"""Parameter names and config.json keys of DETRs, and writing them for transformers."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from vit_jax.models.detr import Model
 BN_EPS = 1e-5
 _NORM_EPS = 1e-5
 _MASK_STRIDE = 4
-ANY_LENGTH = 1_000_000  # pixels: transformers needs a limit for the longer side
+ANY_LENGTH = 1_000_000  # pixels; transformers requires a limit for the longer side
 _PANOPTIC = 'detr_panoptic'
-# Ends of the names of biases of the ResNet's norms, in transformers and in torchvision.
+# Suffixes of biases of the ResNet's norms, in transformers and in torchvision.
 _NORM_BIASES = ('normalization.bias', *(f'bn{i}.bias' for i in (1, 2, 3)), 'downsample.1.bias')
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Model)}
 
 
 def transformers(imported: TrainedModel) -> Written:
-    """Make the files of a DetrForObjectDetection; of a TableTransformerForObjectDetection if blocks
-    are pre-norm, of a DetrForSegmentation if there are masks.
+    """Write the files of a DetrForObjectDetection; of a TableTransformerForObjectDetection if
+    blocks are pre-norm, of a DetrForSegmentation if there are masks.
 
     Raises:
       UserError: if transformers has no such DETR.
@@ -37,8 +37,8 @@ def transformers(imported: TrainedModel) -> Written:
     _require_theirs(model)
     panoptic = model['name'] == _PANOPTIC
     channels = imported.params['backbone']['root']['conv']['kernel'].shape[2]
-    arrays = with_statistics(torch_layout.write(names.flattened(imported.params), TABLE))
-    resize = resizing(imported.transforms)
+    arrays = add_statistics(torch_layout.write(names.flatten(imported.params), TABLE))
+    resize = resize_keys(imported.transforms)
     notes = []
     if resize is None:
         notes.append('without resize_small(...), preprocessor_config.json keeps the size of images')
@@ -51,7 +51,7 @@ def transformers(imported: TrainedModel) -> Written:
             name if name.startswith(('mask_head', 'bbox_attention')) else f'detr.{name}': array
             for name, array in arrays.items()
         }
-        notes.append('the list of stuff classes is left out: the files have no place for it')
+        notes.append('the list of stuff classes is lost: the files cannot store it')
     return Written(
         arrays,
         _config(model, channels)
@@ -80,7 +80,7 @@ def _require_theirs(model: dict[str, Any]) -> None:
         (model.get('box_maps', False), 'masks that use the boxes'),
         (
             panoptic and (model['width'] + model['num_heads']) % 8,
-            f'masks if the sum of width {model["width"]} and {model["num_heads"]} heads is not a '
+            f'masks where width {model["width"]} plus {model["num_heads"]} heads is not a '
             'multiple of 8',
         ),
     )
@@ -98,7 +98,7 @@ def _config(model: dict[str, Any], channels: int) -> dict[str, Any]:
         if model['norm'] == 'pre'
         else ('detr', 'DetrForSegmentation' if panoptic else 'DetrForObjectDetection')
     )
-    # The mask head reads all stages, the detector the last one.
+    # The mask head uses all stages, the detector the last one.
     read = [f'stage{i + 1}' for i in range(0 if panoptic else stages - 1, stages)]
     return {
         'model_type': model_type,
@@ -141,35 +141,35 @@ def _config(model: dict[str, Any], channels: int) -> dict[str, Any]:
     }
 
 
-def with_statistics(arrays: Flat) -> Flat:
-    """Turn `FrozenNorm`s of the ResNet into batch norms with mean 0 and standard deviation 1."""
-    found, variance = dict(arrays), np.float32(1) - np.float32(BN_EPS)
+def add_statistics(arrays: Flat) -> Flat:
+    """Convert the ResNet's `FrozenNorm`s to batch norms with mean 0 and standard deviation 1."""
+    result, variance = dict(arrays), np.float32(1) - np.float32(BN_EPS)
     for name, array in arrays.items():
         if name.endswith(_NORM_BIASES):
             norm, zeros = name.removesuffix('.bias'), np.zeros_like(array)
-            found |= {f'{norm}.running_mean': zeros, f'{norm}.running_var': zeros + variance}
-    return found
+            result |= {f'{norm}.running_mean': zeros, f'{norm}.running_var': zeros + variance}
+    return result
 
 
-def resizing(transforms: str) -> dict[str, Any] | None:
-    """The keys of transformers for resizing images, and `rounding`, for which it has no key; None
+def resize_keys(transforms: str) -> dict[str, Any] | None:
+    """Return transformers' keys for resizing images, and `rounding`, which has no key there; None
     if images are not resized.
     """
-    found = parse.arguments_of(transforms, 'resize_small')
-    if found is None:
+    resize_args = parse.arguments_of(transforms, 'resize_small')
+    if resize_args is None:
         return None
-    longest = found['max'] or ANY_LENGTH
+    longest = resize_args['max'] or ANY_LENGTH
     return {
-        'size': {'shortest_edge': found['size'], 'longest_edge': longest},
-        'resample': pillow.METHODS[found['method']].value,
-        'rounding': found['rounding'],
+        'size': {'shortest_edge': resize_args['size'], 'longest_edge': longest},
+        'resample': pillow.METHODS[resize_args['method']].value,
+        'rounding': resize_args['rounding'],
     }
 
 
 def preprocessor(
     imported: TrainedModel, channels: int, resize: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """The keys of preprocessor_config.json; `resize` is made by `resizing`."""
+    """Build the keys of preprocessor_config.json; `resize` comes from `resize_keys`."""
     panoptic = imported.config.task.name == 'segment_panoptic'
     return {
         **preprocessing.preprocessor(imported, channels, (0, 0)),
@@ -185,17 +185,19 @@ def preprocessor(
 _PARTS = ('query', 'key', 'value')
 
 
-def _below(theirs: str, ours: str, rows: Iterable[tuple[str, str]]) -> names.Table:
-    return tuple((f'{theirs}.{a}', f'{ours}/{b}') for a, b in rows)
+def _prefix_rows(
+    their_prefix: str, our_prefix: str, rows: Iterable[tuple[str, str]]
+) -> names.Table:
+    return tuple((f'{their_prefix}.{a}', f'{our_prefix}/{b}') for a, b in rows)
 
 
 def _resnet(prefix: str) -> names.Table:
-    """Torchvision's names."""
+    """Return torchvision's names."""
     block = f'{prefix}layer{{1}}.{{0}}'
     return (
         (f'{prefix}conv1', 'backbone/root/conv'),
         (f'{prefix}bn1', 'backbone/root/norm'),
-        *_below(
+        *_prefix_rows(
             block,
             'backbone/stage_{0}/block_{0}',
             (
@@ -209,11 +211,11 @@ def _resnet(prefix: str) -> names.Table:
 
 
 def _transformers_resnet(prefix: str) -> names.Table:
-    """Names of transformers' own ResNet."""
+    """Return the names of transformers' own ResNet."""
     return (
         (f'{prefix}embedder.embedder.convolution', 'backbone/root/conv'),
         (f'{prefix}embedder.embedder.normalization', 'backbone/root/norm'),
-        *_below(
+        *_prefix_rows(
             f'{prefix}encoder.stages.{{0}}.layers.{{0}}',
             'backbone/stage_{0}/block_{0}',
             (
@@ -226,19 +228,19 @@ def _transformers_resnet(prefix: str) -> names.Table:
     )
 
 
-def _attention(theirs: str, ours: str) -> tuple[tuple[str, str], ...]:
-    """Names in transformers."""
+def _attention(their_prefix: str, our_prefix: str) -> tuple[tuple[str, str], ...]:
+    """Return transformers' names of attention."""
     return (
-        *((f'{theirs}.{part[0]}_proj', f'{ours}/{part}') for part in _PARTS),
-        (f'{theirs}.out_proj', f'{ours}/out'),
-        (f'{theirs}.o_proj', f'{ours}/out'),
+        *((f'{their_prefix}.{part[0]}_proj', f'{our_prefix}/{part}') for part in _PARTS),
+        (f'{their_prefix}.out_proj', f'{our_prefix}/out'),
+        (f'{their_prefix}.o_proj', f'{our_prefix}/out'),
     )
 
 
-def _torch_attention(theirs: str, ours: str) -> tuple[tuple[str, str], ...]:
-    """Names in PyTorch's layer after its fused projections are split."""
-    parts = ((f'{theirs}.{part[0]}', f'{ours}/{part}') for part in _PARTS)
-    return (*parts, (f'{theirs}.out_proj', f'{ours}/out'))
+def _torch_attention(their_prefix: str, our_prefix: str) -> tuple[tuple[str, str], ...]:
+    """Return PyTorch's names of attention, fused projections split."""
+    parts = ((f'{their_prefix}.{part[0]}', f'{our_prefix}/{part}') for part in _PARTS)
+    return (*parts, (f'{their_prefix}.out_proj', f'{our_prefix}/out'))
 
 
 _TRANSFORMERS_BLOCK = (
@@ -252,7 +254,7 @@ _TRANSFORMERS_BLOCK = (
 _AUTHORS_BLOCK = (*_torch_attention('self_attn', 'attention'), ('norm1', 'attention_norm'))
 _AUTHORS_MLP = (('linear1', 'mlp/fc1'), ('linear2', 'mlp/fc2'))
 
-# Names of the authors and on the hub, then those of transformers 5.
+# Names of the authors and on the hub, then of transformers 5.
 _MASK_HEAD: names.Table = (
     *(
         (f'bbox_attention.{part[0]}_{end}', f'bbox_attention/{part}')
@@ -276,12 +278,12 @@ _MASK_HEAD: names.Table = (
 
 _AUTHORS_RESNET = _resnet('backbone.0.body.')
 _AUTHORS: names.Table = (
-    *_below(
+    *_prefix_rows(
         'transformer.encoder.layers.{0}',
         'encoder/block_{0}',
         (*_AUTHORS_BLOCK, *_AUTHORS_MLP, ('norm2', 'mlp_norm')),
     ),
-    *_below(
+    *_prefix_rows(
         'transformer.decoder.layers.{0}',
         'decoder/block_{0}',
         (
@@ -313,11 +315,11 @@ TABLE: names.Table = (
     *(
         row
         for stack in ('encoder', 'decoder')
-        for row in _below(
+        for row in _prefix_rows(
             f'model.{stack}.layers.{{0}}', f'{stack}/block_{{0}}', _TRANSFORMERS_BLOCK
         )
     ),
-    ('model.encoder.layernorm', 'encoder/norm'),  # of a Table Transformer
+    ('model.encoder.layernorm', 'encoder/norm'),  # Table Transformer
     ('model.decoder.layernorm', 'decoder/norm'),
     ('model.input_projection', 'input_proj'),
     ('model.query_position_embeddings.weight', 'query_embed'),
@@ -325,12 +327,12 @@ TABLE: names.Table = (
     ('bbox_predictor.layers.{0}', 'bbox_embed/layer_{0}'),
     *_AUTHORS,
 )
-# The names of the authors alone.
+# Names only in the authors' files.
 AUTHORS: names.Table = (*_MASK_HEAD, *_AUTHORS_RESNET, *_AUTHORS)
 
 
 _SOURCE = 'DETR'
-_HEADS = 8  # in all released models; shapes do not determine it
+_HEADS = 8  # in all released models; not determined by shapes
 _TYPES = ('detr', 'table-transformer')
 # Why detectors with similar names are not DETRs.
 _OTHERS = {
@@ -338,7 +340,7 @@ _OTHERS = {
     'deformable_detr': 'it attends to sampled points of several feature maps',
     'dab-detr': 'its queries are boxes, which the decoder refines',
 }
-# Their parameters, by which files without config.json are recognized.
+# Parts of their parameter names, to recognize files without config.json.
 _OTHER_NAMES = {
     '.sa_qcontent_proj.': 'conditional_detr',
     '.q_content_proj.': 'conditional_detr',
@@ -346,7 +348,7 @@ _OTHER_NAMES = {
 }
 # transformers.DetrConfig.activation_function
 _ACTIVATIONS = {'relu': 'relu', 'gelu': 'gelu', 'silu': 'swish', 'swish': 'swish'}
-# timm's ResNets that are torchvision's; others compute something else under the same names.
+# timm's ResNets equal to torchvision's; others compute something else under the same names.
 _TIMM = re.compile(r'((tv|gluon|ssl|swsl)_)?resnet(50|101|152)(_v1b)?(\.\w+)?')
 # Required values in the config of transformers' own ResNet.
 _RESNET = {
@@ -358,17 +360,19 @@ _RESNET = {
 
 
 def require_detr(config: Mapping[str, Any], names: Mapping[str, Any]) -> None:
-    """Refuse the files of other detectors.
+    """Raise UserError for files of other detectors.
 
     Args:
-      config: the parsed config.json; empty if there is none.
-      names: of the arrays.
+      config: parsed config.json; empty if there is none.
+      names: names of the arrays.
 
     Raises:
-      UserError: if they belong to another detector, or if positions are not sine embeddings.
+      UserError: if they belong to a different detector, or if positions are not sine embeddings.
     """
-    held = (kind for part, kind in _OTHER_NAMES.items() if any(part in name for name in names))
-    kind = config.get('model_type') or next(held, _TYPES[0])
+    other_kinds = (
+        kind for part, kind in _OTHER_NAMES.items() if any(part in name for name in names)
+    )
+    kind = config.get('model_type') or next(other_kinds, _TYPES[0])
     if kind not in _TYPES:
         reason = f': {_OTHERS[kind]}' if kind in _OTHERS else ''
         raise UserError(f'{_SOURCE}: a {kind!r} is not a detr{reason}')
@@ -380,7 +384,7 @@ def require_detr(config: Mapping[str, Any], names: Mapping[str, Any]) -> None:
 
 
 def heads(config: Mapping[str, Any]) -> tuple[int, int]:
-    """The numbers of heads of the encoder and of the decoder.
+    """Return the numbers of heads of encoder and decoder.
 
     Raises:
       UserError: if they are not positive integers.
@@ -394,11 +398,11 @@ def heads(config: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def keywords(config: Mapping[str, Any], own_resnet: bool) -> dict[str, Any]:
-    """Keywords of `config.model` that shapes do not determine, except the numbers of heads.
+    """Return keywords of `config.model` that shapes do not determine, except numbers of heads.
 
     Args:
-      config: the parsed config.json; empty if there is none.
-      own_resnet: whether the ResNet is transformers' own, by its names, and not timm's.
+      config: parsed config.json; empty if there is none.
+      own_resnet: whether the ResNet is transformers' own (by its names), not timm's.
 
     Raises:
       UserError: if the activation, the dropout or the ResNet is not supported.
@@ -420,7 +424,7 @@ def keywords(config: Mapping[str, Any], own_resnet: bool) -> dict[str, Any]:
 
 
 def _dilated(config: Mapping[str, Any], own_resnet: bool) -> bool:
-    """Whether the last stage is dilated: never in transformers' own ResNet, whatever is set."""
+    """Return whether the last stage is dilated: never in transformers' own ResNet."""
     backbone = config.get('backbone_config') or {}
     if own_resnet:
         _require_plain(backbone)
@@ -428,7 +432,7 @@ def _dilated(config: Mapping[str, Any], own_resnet: bool) -> bool:
     name = backbone.get('backbone') or config.get('backbone') or 'resnet50'
     if not _TIMM.fullmatch(str(name)):
         raise UserError(f'{_SOURCE}: its backbone {name!r} is not known to be a plain ResNet')
-    # Version 5 writes the whole config of the backbone, version 4 none.
+    # Version 5 writes the backbone's config, version 4 does not.
     options = backbone or config.get('backbone_kwargs') or {}
     plain = 16 if config.get('dilation', False) and not backbone else 32
     stride = options.get('output_stride') or plain
@@ -439,7 +443,7 @@ def _dilated(config: Mapping[str, Any], own_resnet: bool) -> bool:
 
 def _require_plain(backbone: Mapping[str, Any]) -> None:
     for key, value in _RESNET.items():
-        if (found := backbone.get(key, value)) != value:
+        if (actual := backbone.get(key, value)) != value:
             raise UserError(
-                f'{_SOURCE}: a ResNet with {key}={found!r} is not supported (only {value!r})'
+                f'{_SOURCE}: a ResNet with {key}={actual!r} is not supported (only {value!r})'
             )

@@ -1,4 +1,4 @@
-"""Swins and Swins v2, inferred from the shapes of PyTorch parameters."""
+"""Swin and Swin v2, inferred from the shapes of PyTorch parameters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Size = tuple[int, int]  # height and width in pixels
 
 BLOCK = 'stage_{0}/block_{0}'
 BIAS, SCALE = 'attention/position_bias', 'attention/logit_scale'
-# Epsilon of all layer norms, in all code bases.
+# Epsilon of all layer norms in all code bases.
 NORM_EPS = 1e-5
 
 
@@ -34,32 +34,38 @@ def assemble(
     image_size: Size | None = None,
     windows: Mapping[str, Any] | None = None,
 ) -> TrainedModel:
-    """Make the checkpoint, and check that its parameters form a whole model.
+    """Build the model, and check that its parameters are complete.
 
     Args:
-      flat: PyTorch's arrays under the names of `table`, with split projections of attention.
-      table: their names and ours.
-      source: the name of the file for messages.
-      extra: the parsed config.json; may hold the user's image size (`GIVEN_SIZE`).
-      gelu: the form of GELU, which shapes do not determine.
-      image_size: height and width that the model was made for. If None, the user's, or else the
+      flat: PyTorch's arrays with the names of `table`, attention projections split.
+      table: rows (their name, our name).
+      source: name of the file for messages.
+      extra: parsed config.json; may have the user's image size (`GIVEN_SIZE`).
+      gelu: form of GELU, which shapes do not determine.
+      image_size: height and width that the model was made for; by default the user's, or else the
         size whose last feature map is one window.
-      windows: fields of a Swin v2 that shapes do not determine; those of a `swin_v2_cr` with its
-        name; None for a Swin.
+      windows: fields of a Swin v2 that shapes do not determine, with the name for a `swin_v2_cr`;
+        None for a Swin.
 
     Raises:
-      UserError: if parameters are unknown, absent, superfluous or of another shape; it names them.
+      UserError: if parameters are unknown, missing, unused or have the wrong shape; it names them.
     """
-    in_file = names.renamed({name: torch_layout.ours(name, table) for name in flat}, source)
+    in_file = names.file_names({name: torch_layout.to_ours(name, table) for name in flat}, source)
 
     def label(name: str) -> str:
-        return in_file.get(name) or torch_layout.theirs(name, table)
+        return in_file.get(name) or torch_layout.to_theirs(name, table)
 
-    heads = _heads({name: flat[theirs].shape for name, theirs in in_file.items()}, source, label)
+    heads = _heads(
+        {name: flat[torch_name].shape for name, torch_name in in_file.items()}, source, label
+    )
     numbers = {f'stage_{i}': number for i, number in enumerate(heads)}
     arrays: Flat = {}
     for group in {_group(name) for name in in_file}:
-        part = {theirs: flat[theirs] for name, theirs in in_file.items() if _group(name) == group}
+        part = {
+            torch_name: flat[torch_name]
+            for name, torch_name in in_file.items()
+            if _group(name) == group
+        }
         arrays |= torch_layout.read(part, table, numbers.get(group, 1), source)
     model: dict[str, Any] = {'name': 'swin', 'gelu': gelu, 'norm_eps': NORM_EPS}
     if windows is None:
@@ -76,17 +82,17 @@ def assemble(
         model['qkv_bias'] = False
     fields = {key: value for key, value in model.items() if key != 'name'}
     module = resolve('vit_jax.models', model['name'], 'Model')(**fields)
-    context = f'{source}: not a whole model (shapes in our layout)'
+    context = f'{source}: incomplete model (shapes in our layout)'
     require_fit(arrays, _expected(arrays, module), context, label=label)
     side = module.stride * module.window
     size = image_size or extra.get(GIVEN_SIZE) or (side, side)
-    return TrainedModel.from_file(names.nested(arrays), model, size, source)
+    return TrainedModel.from_file(names.nest(arrays), model, size, source)
 
 
 def written(params: Mapping[str, Any], table: names.Table) -> Flat:
-    """PyTorch's arrays, with split projections, of those of our parameters that the table has."""
+    """Convert our parameters in the table to PyTorch's arrays, attention projections split."""
     flat: Flat = {}
-    for name, array in names.flattened(params).items():
+    for name, array in names.flatten(params).items():
         if name.endswith(BIAS):
             array = array.reshape(-1, array.shape[-1])
         if name.endswith(SCALE):
@@ -96,7 +102,7 @@ def written(params: Mapping[str, Any], table: names.Table) -> Flat:
 
 
 def _heads(shapes: Mapping[str, tuple[int, ...]], source: str, label: Any) -> list[int]:
-    """The number of heads of each stage: the columns of its relative position table, or the logit
+    """Return the number of heads of each stage: the columns of its relative position table, or the
     scales of a Swin v2.
     """
     heads: list[int] = []
@@ -113,41 +119,41 @@ def _heads(shapes: Mapping[str, tuple[int, ...]], source: str, label: Any) -> li
 
 
 def _group(name: str) -> str:
-    """The stage of a parameter; empty if it is in none."""
+    """Return the stage of a parameter; empty if it is not in a stage."""
     top = name.partition('/')[0]
     return top if top.startswith('stage_') else ''
 
 
 def _square(table: np.ndarray) -> np.ndarray:
-    """[(2M-1)^2 H] as [2M-1 2M-1 H]; unchanged if the number of rows is not a square."""
+    """Reshape [(2M-1)^2 H] to [2M-1 2M-1 H]; unchanged if the number of rows is not a square."""
     side = math.isqrt(len(table))
     return table.reshape(side, side, -1) if side * side == len(table) else table
 
 
 def _window(arrays: Flat, source: str) -> int:
-    """The side of the windows of a Swin, from its tables."""
+    """Return the side of a Swin's windows from its tables."""
     windows = {(len(array) + 1) // 2 for name, array in arrays.items() if name.endswith(BIAS)}
     if len(windows) > 1:
         sizes = ' and '.join(map(str, sorted(windows)))
-        raise UserError(f'{source}: it has windows of {sizes} tokens; only one size is supported')
+        raise UserError(f'{source}: windows of {sizes} tokens: only one size is supported')
     return windows.pop() if windows else 1
 
 
 def _as_v2(arrays: Flat) -> Flat:
     """Reshape scales [H 1 1] to [H], and rename the biases of queries and values."""
-    found: Flat = {}
+    result: Flat = {}
     for name, array in arrays.items():
         name = re.sub('/(query|value)/bias$', r'/\1_bias', name)
-        found[name] = array.reshape(-1) if name.endswith(SCALE) else array
-    return found
+        result[name] = array.reshape(-1) if name.endswith(SCALE) else array
+    return result
 
 
 def _keywords(arrays: Flat, heads: list[int], source: str, label: Any) -> dict[str, Any]:
-    """Keywords of `config.model` that shapes determine."""
+    """Return the keywords of `config.model` that shapes determine."""
     shape = functools.partial(names.shape_of, arrays, source, label)
-    patch_size, width = names.patches(arrays, source, label)
+    patch_size, width = names.patch_shape(arrays, source, label)
     if not heads:
-        raise UserError(f'{source}: it has no blocks')
+        raise UserError(f'{source}: the model has no blocks')
     return {
         'num_classes': shape('head/kernel', 2)[1] if 'head/kernel' in arrays else None,
         'patch_size': patch_size,
@@ -159,13 +165,13 @@ def _keywords(arrays: Flat, heads: list[int], source: str, label: Any) -> dict[s
 
 
 def _blocks(arrays: Flat, stage: int) -> int:
-    """The number of consecutive blocks of a stage."""
-    found = {m[1] for name in arrays if (m := re.match(rf'stage_{stage}/block_(\d+)/', name))}
-    return len(found)
+    """Count the blocks of a stage."""
+    indices = {m[1] for name in arrays if (m := re.match(rf'stage_{stage}/block_(\d+)/', name))}
+    return len(indices)
 
 
 def _expected(arrays: Flat, module: Any) -> Flat:
-    """The shapes of the module's parameters, with split projections."""
+    """Return the shapes of the module's parameters, projections split."""
     images = jax.ShapeDtypeStruct(
         (1, module.stride, module.stride, arrays['patch_embed/kernel'].shape[2]), np.float32
     )

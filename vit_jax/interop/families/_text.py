@@ -1,4 +1,4 @@
-"""Text towers of CLIP and SigLIP in transformers, alone or beside an image tower."""
+"""Text towers of CLIP and SigLIP in transformers, with or without an image tower."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vit_jax.models import text_encoder
 from vit_jax.tree_paths import require_fit
 
 # The end token in files of CLIP from before 2023, and the size of CLIP's vocabulary, whose last id
-# is the real one.
+# is the actual end token.
 _OLD_EOS, _VOCAB_SIZE = 2, 49408
 
 
@@ -30,10 +30,10 @@ class Kind:
     """A kind of tower.
 
     Attributes:
-      head: name of its head, which a CLIP may lack.
+      head: name of the head, which is optional for CLIP.
       model: fields of the model `text_encoder` that are the same in all towers of the kind.
       others: supported values of other fields, as regular expressions.
-      defaults: values of transformers for keys that config.json may omit.
+      defaults: transformers' defaults of keys that config.json may omit.
     """
 
     head: str
@@ -42,13 +42,13 @@ class Kind:
     defaults: Mapping[str, Any]
 
     def misfits(self, model: Mapping[str, Any]) -> list[str]:
-        """The fields of a `text_encoder`, with their values, that the kind does not support."""
-        own = {key: str(value) for key, value in self.model.items()}
-        return _transformers.misfits(model, {**own, **self.others})
+        """Return unsupported fields of a `text_encoder` with their values."""
+        fixed = {key: str(value) for key, value in self.model.items()}
+        return _transformers.misfits(model, {**fixed, **self.others})
 
     @property
     def table(self) -> names.Table:
-        """Its names, without a prefix."""
+        """The names of the tower, without a prefix."""
         return (
             ('embeddings.token_embedding.weight', 'token_embed/embedding'),
             ('embeddings.position_embedding.weight', 'pos_embed'),
@@ -81,42 +81,47 @@ def read(
     """Read a tower.
 
     Args:
-      kind: see `Kind`.
-      flat: its arrays, by names without a prefix.
-      config: its part of config.json; None if there is none.
-      source: the name of the file for messages.
-      prefix: prefix of its names in the file, for messages.
+      kind: kind of tower, see `Kind`.
+      flat: arrays by names without a prefix.
+      config: tower's part of config.json; None if there is none.
+      source: name of the file for messages.
+      prefix: prefix of the names in the file, for messages.
 
     Returns:
-      The parameters, and the keywords of the model `text_encoder` that describe its architecture.
+      The parameters, and the keywords of the model `text_encoder`.
 
     Raises:
-      UserError: if parameters are unknown, absent or of the wrong shape, or do not fit the config.
+      UserError: if parameters are unknown, missing or have the wrong shape, or contradict the
+        config.
     """
-    ours = arrays(kind, flat, config, source, kind.table)
+    params = arrays(kind, flat, config, source, kind.table)
     label = labeled(prefix, kind.table)
-    model = {**_sizes(ours, source, label), **kind.model, **activation(kind, config, source)}
+    model = {**_sizes(params, source, label), **kind.model, **activation(kind, config, source)}
     if kind.model['causal']:
         model['eos'] = _end({**kind.defaults, **(config or {})}, model['vocab_size'])
     require_fit(
-        ours, _expected(model), f'{source}: not a whole model (shapes in our layout)', label=label
+        params, _expected(model), f'{source}: incomplete model (shapes in our layout)', label=label
     )
-    return names.nested(ours), model
+    return names.nest(params), model
 
 
 def arrays(
     kind: Kind, flat: Flat, config: Mapping[str, Any] | None, source: str, table: names.Table
 ) -> Flat:
-    """The arrays of a text tower, or of the image tower beside it, by our names.
+    """Convert the arrays of a text tower, or of its image tower, to our names.
 
-    Without a config, the number of heads is that of the published ViT of the same size.
+    Without a config, the number of heads is taken from the published ViT of the same size.
 
     Raises:
       UserError: if a name is in no row, a shape is impossible, or the number of heads is unknown.
     """
     if config is None:
-        found = names.renamed({name: torch_layout.ours(name, table) for name in flat}, source)
-        heads = _vit.published_heads({n: flat[theirs].shape for n, theirs in found.items()}, source)
+        names_in_file = names.file_names(
+            {name: torch_layout.to_ours(name, table) for name in flat}, source
+        )
+        heads = _vit.published_heads(
+            {n: flat[torch_name].shape for n, torch_name in names_in_file.items()}, source
+        )
     else:
         heads = int({**kind.defaults, **config}['num_attention_heads'])
     read = torch_layout.read(flat, table, heads, source)
@@ -126,28 +131,28 @@ def arrays(
 
 
 def activation(kind: Kind, config: Mapping[str, Any] | None, source: str) -> dict[str, Any]:
-    """GELU and epsilon of a tower, which shapes do not determine."""
-    known = {**kind.defaults, **(config or {})}
-    gelu = _transformers.gelu(known, source)
-    return {'gelu': gelu, 'norm_eps': float(known['layer_norm_eps'])}
+    """Return GELU and epsilon of a tower, which shapes do not determine."""
+    values = {**kind.defaults, **(config or {})}
+    gelu = _transformers.gelu(values, source)
+    return {'gelu': gelu, 'norm_eps': float(values['layer_norm_eps'])}
 
 
 def labeled(prefix: str, table: names.Table) -> Callable[[str], str]:
-    """A function from our names of parameters to those in the file."""
-    return lambda name: full(prefix, torch_layout.theirs(name, table))
+    """Return a function from our parameter names to those in the file."""
+    return lambda name: full(prefix, torch_layout.to_theirs(name, table))
 
 
 def full(prefix: str, name: str) -> str:
-    """The name in the file of a part of the tower; CLIP's projection has no prefix."""
+    """Return the full name of a part of the tower; CLIP's projection has no prefix."""
     return name if name.startswith(CLIP.head) else prefix + name
 
 
-def _sizes(ours: Flat, source: str, label: Callable[[str], str]) -> dict[str, Any]:
-    shape = functools.partial(names.shape_of, ours, source, label)
+def _sizes(params: Flat, source: str, label: Callable[[str], str]) -> dict[str, Any]:
+    shape = functools.partial(names.shape_of, params, source, label)
     vocab_size, width = shape('token_embed/embedding', 2)
-    blocks = {name.split('/')[1] for name in ours if name.startswith('encoder/block_')}
+    blocks = {name.split('/')[1] for name in params if name.startswith('encoder/block_')}
     return {
-        'num_classes': shape('head/kernel', 2)[1] if 'head/kernel' in ours else None,
+        'num_classes': shape('head/kernel', 2)[1] if 'head/kernel' in params else None,
         'vocab_size': vocab_size,
         'length': shape('pos_embed', 3)[1],
         'width': width,
@@ -158,11 +163,11 @@ def _sizes(ours: Flat, source: str, label: Callable[[str], str]) -> dict[str, An
 
 
 def _end(config: Mapping[str, Any], vocab_size: int) -> int | str:
-    """The token that ends a text, as `text_encoder.Model.eos`.
+    """Return the token that ends a text, see `text_encoder.Model.eos`.
 
-    Files of CLIP from before 2023 say 2, which is not the id that their tokenizer uses;
-    transformers then takes the largest id of a text. In CLIP's own vocabulary that is the end
-    token, but not if words were added, as by textual inversion. In MetaCLIP 2 it really is 2.
+    Files of CLIP from before 2023 have 2, which is not the id that their tokenizer uses;
+    transformers then uses the largest id of a text. In CLIP's own vocabulary that is the end token,
+    but not if words were added, as in textual inversion. In MetaCLIP 2 the end token really is 2.
     """
     end = config['eos_token_id']
     is_clip = not str(config.get('model_type', '')).startswith('metaclip_2')
@@ -172,35 +177,35 @@ def _end(config: Mapping[str, Any], vocab_size: int) -> int | str:
 
 
 def clip_names(eos: int | str | None) -> tuple[str, str]:
-    """The prefixes of class names and of `model_type` for a CLIP with this end token.
+    """Return the prefixes of class names and of `model_type` for a CLIP with this end token.
 
-    Only MetaCLIP 2 ends texts with the id to which old files of CLIP give another meaning.
+    Only MetaCLIP 2 ends texts with the id that old files of CLIP misuse.
     """
     return ('MetaClip2', 'metaclip_2') if eos == _OLD_EOS else ('CLIP', 'clip')
 
 
 def _expected(model: Mapping[str, Any]) -> Flat:
-    """The shapes of the parameters."""
+    """Return the shapes of the parameters."""
     module = text_encoder.Model(**model)
     ids = jax.ShapeDtypeStruct((1, model['length']), np.int32)
     return names.empty_arrays(jax.eval_shape(module.init, jax.random.key(0), ids)['params'])
 
 
 def written(flat: Flat, table: names.Table) -> Flat:
-    """The arrays of a text or image tower, with transformers' names and layouts."""
+    """Convert the arrays of a text or image tower to transformers' names and layouts."""
     return torch_layout.write(flat | {'pos_embed': flat['pos_embed'][0]}, table)
 
 
 def config(model: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of config.json for a `text_encoder`."""
-    made = _transformers.block_config(model) | {
+    """Return the keys of config.json for a `text_encoder`."""
+    entries = _transformers.block_config(model) | {
         'vocab_size': model['vocab_size'],
         'max_position_embeddings': model['length'],
     }
     if model['eos'] is not None:
-        made['eos_token_id'] = _OLD_EOS if model['eos'] == text_encoder.LARGEST else model['eos']
+        entries['eos_token_id'] = _OLD_EOS if model['eos'] == text_encoder.LARGEST else model['eos']
     key = 'projection_dim' if model['causal'] else 'projection_size'
-    return made | ({key: model['num_classes']} if model['num_classes'] else {})
+    return entries | ({key: model['num_classes']} if model['num_classes'] else {})
 
 
 _SHAPE = ('width', 'depth', 'mlp_dim', 'num_heads')
@@ -209,23 +214,23 @@ _SHAPE = ('width', 'depth', 'mlp_dim', 'num_heads')
 def keywords(
     image: Mapping[str, Any], text: Mapping[str, Any], embed_dim: int, source: str
 ) -> dict[str, Any]:
-    """Keywords of the model `siglip`.
+    """Combine the keywords of two towers to those of the model `siglip`.
 
     Args:
       image, text: keywords of the towers, a `vit` and a `text_encoder`.
-      embed_dim: size of the images' embeddings.
-      source: the name of the file for messages.
+      embed_dim: size of image embeddings.
+      source: name of the file for messages.
 
     Raises:
-      UserError: if the towers do not belong together.
+      UserError: if the towers do not match.
     """
     for key in ('gelu', 'norm_eps'):
         if image[key] != text[key]:
-            raise UserError(
-                f'{source}: the towers differ in {key}, which is the same for both here'
-            )
+            raise UserError(f'{source}: the towers differ in {key}, but must have the same')
     if text['num_classes'] != embed_dim:
-        raise UserError(f'{source}: texts have {text["num_classes"]} features, images {embed_dim}')
+        raise UserError(
+            f'{source}: texts have {text["num_classes"]} features, but images {embed_dim}'
+        )
     return {
         **{key: image[key] for key in ('patch_size', *_SHAPE, 'pool', 'gelu', 'norm_eps')},
         **{f'text_{key}': text[key] for key in _SHAPE},
@@ -235,7 +240,7 @@ def keywords(
 
 
 def with_spec(imported: TrainedModel) -> TrainedModel:
-    """Add the spec of an example: an image and the ids of a text.
+    """Add the spec of an example: an image and the token ids of a text.
 
     Raises:
       UserError: if the image size is unknown.
@@ -243,7 +248,7 @@ def with_spec(imported: TrainedModel) -> TrainedModel:
     length, size = imported.model_config['length'], imported.image_size
     if size is None:
         raise UserError(
-            f'{imported.source}: the image size is unknown; put its config.json beside it'
+            f'{imported.source}: the image size is unknown; put its config.json next to it'
         )
     channels = imported.params['image']['patch_embed']['kernel'].shape[2]
     spec = {

@@ -1,6 +1,6 @@
-"""timm's ViTs: the arguments of an architecture, as config.json changes them, and files for timm.
+"""timm's ViTs: arguments of architectures, changes by config.json, and writing files for timm.
 
-The table beside this file has those arguments of each architecture that shapes do not determine.
+The table next to this file has the arguments of each architecture that shapes do not determine.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _REFUSED = {
     'VisionTransformerRelPos': 'it has relative positions (RelPos)',
 }
 _RES_POST = 'ResPostBlock'
-# Arguments for parts that no model here has, and the values that leave a part out.
+# Arguments of unsupported parts, with the values that disable the part.
 _PLAIN = {
     'attn_layer': (None, '', 'Attention'),
     'block_fn': (None, '', 'Block', _RES_POST),
@@ -69,102 +69,105 @@ _THETA = 10_000.0
 
 
 def arguments(extra: Mapping[str, Any], source: str) -> Arguments:
-    """The arguments of the model in config.json: its `model_args`, else those of its architecture.
+    """Return the model's arguments: `model_args` of config.json over the architecture's.
 
     Raises:
-      UserError: if the architecture has a part that no model here has.
+      UserError: if the architecture has an unsupported part.
     """
-    known = architectures().get(architecture(extra), {})
-    kind = known.get('class', '')
+    defaults = architectures().get(architecture(extra), {})
+    kind = defaults.get('class', '')
     if kind in _REFUSED:
-        raise UserError(
-            f'{source}: no model here is like {extra["architecture"]!r}: {_REFUSED[kind]}'
-        )
-    said = {key: extra[key] for key in ('global_pool',) if key in extra}
+        raise UserError(f'{source}: {extra["architecture"]!r} is not supported: {_REFUSED[kind]}')
+    top_level = {key: extra[key] for key in ('global_pool',) if key in extra}
     changed = extra.get('model_args') or {}
-    found = {**_DEFAULTS.get(kind, {}), **known, **said, **changed}
+    model_arguments = {**_DEFAULTS.get(kind, {}), **defaults, **top_level, **changed}
     if 'num_heads' in changed:
-        found['embed_dim'] = changed.get('embed_dim')
+        model_arguments['embed_dim'] = changed.get('embed_dim')
     for key, plain in _PLAIN.items():
-        if key in found and found[key] not in plain:
+        if key in model_arguments and model_arguments[key] not in plain:
             raise UserError(
-                f'{source}: no model here is like {extra.get("architecture")!r}: its {key} is '
-                + shorten(repr(found[key]), 60, placeholder=' ...')
+                f'{source}: {extra.get("architecture")!r} is not supported: its {key} is '
+                + shorten(repr(model_arguments[key]), 60, placeholder=' ...')
             )
-    return found
+    return model_arguments
 
 
 def architecture(extra: Mapping[str, Any]) -> str:
-    """The name of the architecture without that of its weights; empty if there is none."""
+    """Return the name of the architecture without the weights' tag; empty if there is none."""
     return str(extra.get('architecture') or '').partition('.')[0]
 
 
-def num_heads(found: Arguments, width: int) -> int | None:
-    """The number of heads; None if neither config.json nor the architecture determines it.
+def num_heads(arguments: Arguments, width: int) -> int | None:
+    """Return the number of heads; None if neither config.json nor the architecture sets it.
 
     Args:
-      found: the arguments.
-      width: that of the arrays. If the arguments are for another width, their number of heads does
-        not apply.
+      arguments: model arguments, see `arguments`.
+      width: width of the arrays. If the arguments are for a different width, their number of heads
+        does not apply.
     """
-    heads = found.get('num_heads')
-    return heads if heads and (found.get('embed_dim') or width) == width else None
+    heads = arguments.get('num_heads')
+    return heads if heads and (arguments.get('embed_dim') or width) == width else None
 
 
-def gelu(found: Arguments, source: str, gated: bool = False) -> str:
-    """Our name of the GELU; 'erf', which has no effect, for gated MLPs with SiLU.
+def gelu(arguments: Arguments, source: str, gated: bool = False) -> str:
+    """Return our name of the GELU; 'erf', which has no effect, for gated MLPs with SiLU.
 
     Raises:
       UserError: if the activation is not supported.
     """
-    name = found.get('act_layer')
-    if gated and (name in _SILUS or found.get('class') == 'Eva'):
+    name = arguments.get('act_layer')
+    if gated and (name in _SILUS or arguments.get('class') == 'Eva'):
         return 'erf'
     if name not in _GELUS or gated:
         raise UserError(f'{source}: act_layer {name!r} is not supported')
     return _GELUS[name]
 
 
-def norm(found: Arguments, source: str) -> tuple[str, float]:
-    """Our name of the norm, and its epsilon.
+def norm(arguments: Arguments, source: str) -> tuple[str, float]:
+    """Return our name of the norm, and its epsilon.
 
     Raises:
       UserError: if it is neither a layer norm nor an RMS norm.
     """
-    name = found.get('norm_layer') or 'LayerNorm'
+    name = arguments.get('norm_layer') or 'LayerNorm'
     if not (match := _NORM.fullmatch(str(name))):
         raise UserError(f'{source}: norm_layer {name!r} is not supported')
     return match[1].lower(), float(match[2] or _NORM_EPS)
 
 
-def norm_place(found: Arguments) -> dict[str, str]:
-    """The field `norm_place`, for norms that come after the layers."""
-    is_post = found.get('block_fn') == _RES_POST or found.get('use_post_norm')
+def norm_place(arguments: Arguments) -> dict[str, str]:
+    """Return the field `norm_place` for norms after the layers."""
+    is_post = arguments.get('block_fn') == _RES_POST or arguments.get('use_post_norm')
     return {'norm_place': 'res_post'} if is_post else {}
 
 
-def naflex(flat: Flat, found: Arguments, source: str) -> tuple[Flat, list[Size]]:
-    """The arrays of a NaFlexViT in the shapes of a ViT's, and the images of its positions.
+def naflex(flat: Flat, arguments: Arguments, source: str) -> tuple[Flat, list[Size]]:
+    """Reshape the arrays of a NaFlexViT to a ViT's; also return the image size of its positions.
 
     Raises:
-      UserError: if the patches are not squares, or it has rotary positions.
+      UserError: if patches are not square, or positions are rotary.
     """
-    if found.get('rope_type') not in (None, '', 'none'):
-        raise UserError(f'{source}: no model here is a NaFlexViT with rotary positions')
-    if found.get('pos_embed_align_corners') and found.get('pos_embed_interp_mode') != 'bilinear':
-        raise UserError(f'{source}: pos_embed_align_corners is supported for bilinear positions')
+    if arguments.get('rope_type') not in (None, '', 'none'):
+        raise UserError(f'{source}: a NaFlexViT with rotary positions is not supported')
+    if (
+        arguments.get('pos_embed_align_corners')
+        and arguments.get('pos_embed_interp_mode') != 'bilinear'
+    ):
+        raise UserError(
+            f'{source}: pos_embed_align_corners is only supported for bilinear positions'
+        )
     kernel, table = flat['embeds.proj.weight'], flat.get('embeds.pos_embed')
-    if kernel.ndim == 2:  # of patches [P P C] in a row
-        channels = found.get('in_chans') or 3
+    if kernel.ndim == 2:  # for flattened patches [P P C]
+        channels = arguments.get('in_chans') or 3
         side = math.isqrt(kernel.shape[1] // channels)
         if side * side * channels != kernel.shape[1]:
             raise UserError(f'{source}: embeds.proj.weight cannot have shape {kernel.shape}')
         kernel = kernel.reshape(-1, side, side, channels).transpose(0, 3, 1, 2)
     changed, sizes = {'embeds.proj.weight': kernel}, []
     tables = [flat.get(f'embeds.{name}') for name in TABLES]
-    if all(one is not None and one.ndim == 3 for one in tables):
+    if all(table is not None and table.ndim == 3 for table in tables):
         sides = zip(tables, kernel.shape[2:], strict=True)
-        rows, columns = (one.shape[1] * side for one, side in sides if one is not None)
+        rows, columns = (table.shape[1] * side for table, side in sides if table is not None)
         sizes = [(rows, columns)]
     if table is not None and table.ndim == 4:
         _, rows, columns, width = table.shape
@@ -173,42 +176,48 @@ def naflex(flat: Flat, found: Arguments, source: str) -> tuple[Flat, list[Size]]
     return flat | changed, sizes
 
 
-def naflex_positions(found: Arguments) -> str:
-    """Interpolation of a NaFlexViT's positions, see `ops.resize.grid`."""
-    antialiased = found.get('pos_embed_antialias', True)
-    ending = resize.CROPPED if found.get('pos_embed_ar_preserving') else ''
-    if found.get('pos_embed') == 'factorized':
+def naflex_positions(arguments: Arguments) -> str:
+    """Return the interpolation of a NaFlexViT's positions, see `ops.resize.grid`."""
+    antialiased = arguments.get('pos_embed_antialias', True)
+    ending = resize.CROPPED if arguments.get('pos_embed_ar_preserving') else ''
+    if arguments.get('pos_embed') == 'factorized':
         return f'linear{ending}'
-    if found.get('pos_embed_align_corners'):
+    if arguments.get('pos_embed_align_corners'):
         return f'bilinear{ending}'
-    if found.get('pos_embed_interp_mode') == 'bilinear':
+    if arguments.get('pos_embed_interp_mode') == 'bilinear':
         return ('linear_antialiased' if antialiased else 'linear') + ending
     return ('antialiased' if antialiased else 'bicubic') + ending
 
 
-def final_norm(found: Arguments) -> dict[str, bool]:
-    """The field `final_norm`, for models without a norm after the blocks or the pooling."""
-    no_norm = False in (found.get('final_norm'), found.get('use_post_transformer_norm'))
+def final_norm(arguments: Arguments) -> dict[str, bool]:
+    """Return the field `final_norm` for models without a norm after the blocks or the pooling."""
+    no_norm = False in (arguments.get('final_norm'), arguments.get('use_post_transformer_norm'))
     return {'final_norm': False} if no_norm else {}
 
 
-def positions(found: Arguments, source: str) -> str:
-    """The field `positions`: the rotary ones of EVA-02, PE and DINOv3, or 'none'.
+def positions(arguments: Arguments, source: str) -> str:
+    """Return the field `positions`: rotary for EVA-02, PE and DINOv3, or 'none'.
 
     Raises:
-      UserError: if rotary positions have a form that is not supported.
+      UserError: if the form of rotary positions is not supported.
     """
-    if not found.get('use_rot_pos_emb'):
+    if not arguments.get('use_rot_pos_emb'):
         return 'none'
-    is_dinov3, half = found.get('rope_type') == 'dinov3', bool(found.get('rope_rotate_half'))
-    offset, order = found.get('rope_grid_offset', 0.0), found.get('rope_grid_indexing', 'ij')
-    shape = found.get('ref_feat_shape') or 0
+    is_dinov3, half = (
+        arguments.get('rope_type') == 'dinov3',
+        bool(arguments.get('rope_rotate_half')),
+    )
+    offset, order = (
+        arguments.get('rope_grid_offset', 0.0),
+        arguments.get('rope_grid_indexing', 'ij'),
+    )
+    shape = arguments.get('ref_feat_shape') or 0
     sides = set(shape) if isinstance(shape, list | tuple) else {shape}
     if half != is_dinov3 or len(sides) != 1 or (is_dinov3 and (offset or order == 'xy')):
-        raise UserError(f'{source}: rotary positions of this form are not supported')
-    theta = float(found.get('rope_temperature', _THETA))
+        raise UserError(f'{source}: this form of rotary positions is not supported')
+    theta = float(arguments.get('rope_temperature', _THETA))
     if is_dinov3:
-        rescale = float(found.get('rope_rescale_coords') or 1.0)
+        rescale = float(arguments.get('rope_rescale_coords') or 1.0)
         return f'rope_dinov3({theta=}, {rescale=})'
     reference, order = sides.pop(), 'xy' if order == 'xy' else 'yx'
     return f'rope({theta=}, {reference=}, offset={float(offset)}, {order=})'
@@ -216,12 +225,12 @@ def positions(found: Arguments, source: str) -> str:
 
 @functools.cache
 def architectures() -> Mapping[str, Arguments]:
-    """Arguments by architecture; `class` is the name of the model's constructor."""
+    """Load arguments by architecture; `class` is the name of the model's constructor."""
     table: dict[str, Arguments] = json.loads(TABLE.read_text())
     return table
 
 
-# Other names of the same parts.
+# Alternative names of parts.
 _SAME = (
     (r'(.*\.attn\.[qkv])_(bias)', r'\1.\2'),
     (r'(.*\.attn\.[qkv])_proj\.(weight|bias)', r'\1.\2'),
@@ -231,14 +240,14 @@ _SAME = (
 
 
 def plain(flat: Flat, source: str) -> Flat:
-    """Split fused projections and gates, and rename parts that have several names.
+    """Split fused projections and gates, and unify alternative names of parts.
 
     Raises:
       UserError: if an array cannot be split.
     """
     used = {n: array for n, array in flat.items() if not n.endswith('relative_position_index')}
-    parts = torch_layout.parted(used, source)
-    return _ungated({_named(name): array for name, array in parts.items()})
+    parts = torch_layout.split_fused(used, source)
+    return _split_gates({_named(name): array for name, array in parts.items()})
 
 
 def _named(name: str) -> str:
@@ -247,7 +256,7 @@ def _named(name: str) -> str:
     return name
 
 
-def _ungated(flat: Flat) -> Flat:
+def _split_gates(flat: Flat) -> Flat:
     """Split layers with twice as many outputs as the next one has inputs: gates come first."""
     parts = dict(flat)
     for name, second in flat.items():
@@ -255,9 +264,11 @@ def _ungated(flat: Flat) -> Flat:
             continue
         mlp = name.removesuffix('.fc2.weight')
         for leaf in ('weight', 'bias'):
-            both = flat.get(f'{mlp}.fc1.{leaf}')
-            if both is not None and len(both) == 2 * second.shape[1]:
-                parts[f'{mlp}.gate.{leaf}'], parts[f'{mlp}.fc1.{leaf}'] = np.split(both, 2)
+            gate_and_value = flat.get(f'{mlp}.fc1.{leaf}')
+            if gate_and_value is not None and len(gate_and_value) == 2 * second.shape[1]:
+                parts[f'{mlp}.gate.{leaf}'], parts[f'{mlp}.fc1.{leaf}'] = np.split(
+                    gate_and_value, 2
+                )
     return parts
 
 
@@ -279,28 +290,28 @@ _EPS, _CLIP_EPS = 1e-6, 1e-5
 _POOLS = {'cls': 'token', 'distilled': 'token', 'gap': 'avg', 'patches': 'avg', 'map': 'map'}
 _ACT_LAYERS = {'erf': 'gelu', 'tanh': 'gelu_tanh', 'quick': 'quick_gelu'}
 _QKV = ('query', 'key', 'value')
-FUSED = {'attn': 'qkv', 'attn_pool': 'kv'}  # projections that timm keeps in one array
+FUSED = {'attn': 'qkv', 'attn_pool': 'kv'}  # projections that timm fuses
 
 
 def write(trained: TrainedModel, table: names.Table) -> Written:
-    """Make the files of timm's VisionTransformer.
+    """Write the files of timm's VisionTransformer.
 
     Args:
-      trained: the model.
-      table: timm's names, and ours.
+      trained: model to write.
+      table: rows (timm's name, our name).
 
     Raises:
       UserError: if timm has no such model, or the image size is unknown.
     """
     model = fields(trained.model) | {'name': trained.settings.model.name}
     architecture = _architecture(model)
-    flat = names.flattened(trained.params, model['no_bias'])
+    flat = names.flatten(trained.params, model['no_bias'])
     stride, first = trained.model.stride, trained.model.positioned_tokens
     size = trained.image_size or square(flat, stride, first)
     if model['posemb'] == 'sincos2d':
         flat['pos_embed'] = fixed_positions(size, stride, model['width'], first)
     channels = trained.channels
-    told, notes = image_keys(trained.transforms, size)
+    image_settings, notes = image_keys(trained.transforms, size)
     pool, classes = _POOLS[model['pool']], model['num_classes'] or 0
     config = {
         'architecture': architecture,
@@ -314,44 +325,44 @@ def write(trained: TrainedModel, table: names.Table) -> Written:
         'pretrained_cfg': {
             **{'num_classes': classes, 'input_size': [channels, *size], 'fixed_input_size': True},
             **preprocessing.normalization(trained, channels),
-            **told,
+            **image_settings,
         },
     }
     if trained.class_names:
         config['label_names'] = list(trained.class_names)
     arrays = torch_layout.write(_tokens(flat, model, first), table)
-    if not model.get('layers', True):  # timm does not call a root alone a stem
+    if not model.get('layers', True):  # for timm, a root without stages is not a stem
         arrays = {name.replace('.stem.', '.'): array for name, array in arrays.items()}
-    return Written(torch_layout.fused(_gated(arrays), FUSED), config, (*_notes(model), *notes))
+    return Written(torch_layout.join_fused(_gated(arrays), FUSED), config, (*_notes(model), *notes))
 
 
 def image_keys(transforms: str, size: Size) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The keys of `pretrained_cfg` that make images of `size`, and notes on differences."""
+    """Return the keys of `pretrained_cfg` for images of `size`, and notes on differences."""
     recipe, notes = preprocessing.parse_recipe(transforms), []
-    if recipe and recipe.made and recipe.made != size:
+    if recipe and recipe.output_size and recipe.output_size != size:
         notes.append(
-            f'timm makes images of {size[1]} x {size[0]} pixels, which the positions are for; here '
-            f'they have {recipe.made[1]} x {recipe.made[0]}'
+            f'timm makes images of {size[1]} x {size[0]} pixels, for which the positions are; the '
+            f'transforms make {recipe.output_size[1]} x {recipe.output_size[0]}'
         )
-        transforms = preprocessing.resized(transforms, size)
-    told = preprocessing.timm_keys(transforms, size)
-    if not told:
+        transforms = preprocessing.change_size(transforms, size)
+    keys = preprocessing.timm_keys(transforms, size)
+    if not keys:
         if re.search('resize|crop', transforms):
-            notes.append(f'timm cannot prepare images as here: {transforms}')
+            notes.append(f'timm cannot express these transforms: {transforms}')
         return {}, tuple(notes)
-    files = {'pretrained_cfg': told | {'input_size': [3, *size], 'mean': [0.5]}}
-    return told, (*notes, *preprocessing.differences(transforms, files))
+    files = {'pretrained_cfg': keys | {'input_size': [3, *size], 'mean': [0.5]}}
+    return keys, (*notes, *preprocessing.differences(transforms, files))
 
 
 def _architecture(model: Fields) -> str:
-    """The name of an architecture with those parts of the model that no argument can change.
+    """Choose an architecture with the model's parts that arguments cannot change.
 
     Raises:
       UserError: if there is none.
     """
     lacking = misfits(model, _FIELDS)
     if model['qk_norm'] not in ('none', model['norm']):
-        lacking.append(f'qk_norm {model["qk_norm"]!r} beside norm {model["norm"]!r}')
+        lacking.append(f'qk_norm {model["qk_norm"]!r} with norm {model["norm"]!r}')
     if model['name'] == 'hybrid' and model['layers'] not in _HYBRIDS:
         lacking.append(f'layers {model["layers"]}')
     kinds = {
@@ -362,9 +373,7 @@ def _architecture(model: Fields) -> str:
     if len(special := [f'{key} {model[key]!r}' for key, is_so in kinds.items() if is_so]) > 1:
         lacking.append(' and '.join(special))
     if lacking:
-        raise UserError(
-            f'no ViT with {", ".join(lacking)} is written for timm; write an .npz file instead'
-        )
+        raise UserError(f'timm has no ViT with {", ".join(lacking)}; write an .npz file instead')
     if model['name'] == 'hybrid':
         return _HYBRIDS[model['layers']]
     if model['pool'] == 'distilled':
@@ -376,10 +385,10 @@ def _architecture(model: Fields) -> str:
 
 
 def _arguments(model: Fields, pool: str) -> dict[str, Any]:
-    """The constructor's arguments: all those in which architectures differ."""
+    """Return all arguments of the constructor that distinguish architectures."""
     hidden = model['mlp_dim'] * (2 if model['mlp'] == 'swiglu' else 1)
     ratio = hidden / model['width']
-    if int(ratio * model['width']) != hidden:  # by rounding
+    if int(ratio * model['width']) != hidden:  # rounding error
         ratio = (hidden + 0.5) / model['width']
     return {
         **{key: model[key] for key in ('patch_size', 'depth', 'num_heads')},
@@ -401,20 +410,20 @@ def _arguments(model: Fields, pool: str) -> dict[str, Any]:
 
 
 def _tokens(flat: Flat, model: Fields, first: int) -> Flat:
-    """Arrays with timm's positions and biases; patches before a norm have no biases there.
+    """Convert arrays to timm's positions and biases; patches before a norm have no biases there.
 
-    `first` is the number of rows of `pos_embed` before those of the patches.
+    `first` is the number of rows of `pos_embed` before the patches.
     """
     absent = set(filter(None, model['no_bias'].split('|')))
-    kept = set(_QKV) if absent.issuperset(_QKV) else set()
+    keep = set(_QKV) if absent.issuperset(_QKV) else set()
     if model['norm_pre']:
-        kept, flat = kept | {'patch_embed'}, without_patch_bias(flat, first)
+        keep, flat = keep | {'patch_embed'}, without_patch_bias(flat, first)
     flat = adapt.move_positions(flat, model['posemb_prefix'], _prefix(model))
-    return adapt.with_biases(flat, absent - kept)
+    return adapt.with_biases(flat, absent - keep)
 
 
 def _prefix(model: Fields) -> str:
-    """The `posemb_prefix` in timm: all tokens before the patches have positions, or none has."""
+    """Return timm's `posemb_prefix`: all tokens before the patches have positions, or none."""
     if model['pool'] == 'distilled':
         return 'class'
     is_fit = model['posemb_prefix'] == 'all' or not model['registers']
@@ -422,7 +431,7 @@ def _prefix(model: Fields) -> str:
 
 
 def _gated(arrays: Flat) -> Flat:
-    """Join the gates and the values of MLPs."""
+    """Join gates and values of MLPs."""
     joined: Flat = {}
     for name, array in arrays.items():
         if (gate := name.replace('.mlp.fc1.', '.mlp.gate.')) != name and gate in arrays:
@@ -433,7 +442,7 @@ def _gated(arrays: Flat) -> Flat:
 
 
 def _notes(model: Fields) -> tuple[str, ...]:
-    """Notes on epsilons that differ in timm."""
+    """Note epsilons that differ in timm."""
     notes = []
     is_own = model['norm_eps'] in (_EPS, _CLIP_EPS) and model['norm'] == 'layer'
     if not is_own and model['norm_eps'] != _EPS:

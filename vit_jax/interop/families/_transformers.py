@@ -32,12 +32,12 @@ class Kind:
     """A kind of encoder.
 
     Attributes:
-      source: its name for messages.
-      types: values of `model_type` in config.json; the first is assumed without one.
+      source: name for messages.
+      types: values of `model_type` in config.json; the first is the default.
       table: names without any prefix.
-      prefixes: those on the names of all parts but the head, in models with a head.
-      unused: names, or beginnings of names, that no output depends on.
-      defaults: values of transformers for keys that config.json may omit.
+      prefixes: prefixes of all names except the head's, in models with a head.
+      unused: names, or prefixes of names, that outputs do not depend on.
+      defaults: transformers' defaults of keys that config.json may omit.
     """
 
     source: str
@@ -48,12 +48,12 @@ class Kind:
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def plain(self, name: str) -> str:
-        """A name without its prefix."""
-        found = (name.removeprefix(p) for p in self.prefixes if name.startswith(p))
-        return next(found, name)
+        """Return a name without its prefix."""
+        plain_names = (name.removeprefix(p) for p in self.prefixes if name.startswith(p))
+        return next(plain_names, name)
 
     def used(self, flat: Flat) -> Flat:
-        """The arrays that outputs depend on, by their names in the file."""
+        """Return the arrays that outputs depend on, by their names in the file."""
         return {n: array for n, array in flat.items() if not self.plain(n).startswith(self.unused)}
 
 
@@ -66,24 +66,25 @@ def read(
     posemb: str = 'learn',
     fields: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> TrainedModel:
-    """Make the model from the arrays of a file.
+    """Build the model from the arrays of a file.
 
     Args:
-      kind: see `Kind`.
+      kind: kind of encoder, see `Kind`.
       flat: arrays by their names in the file, without unused ones.
-      extra: the parsed config.json.
+      extra: parsed config.json.
       rows, posemb, fields: see `_vit.assemble`.
 
     Raises:
-      UserError: if parameters are unknown, absent or of the wrong shape, or do not fit the config.
+      UserError: if parameters are unknown, missing or have the wrong shape, or contradict the
+        config.
     """
     source, config = kind.source, {**kind.defaults, **extra}
-    if (found := config.get('model_type', kind.types[0])) not in kind.types:
+    if (model_type := config.get('model_type', kind.types[0])) not in kind.types:
         wanted = ' or '.join(kind.types)
-        raise UserError(f'{source}: config.json is of a {found!r}, not of a {wanted}')
+        raise UserError(f'{source}: config.json describes a {model_type!r}, not a {wanted}')
 
-    translated = {name: torch_layout.ours(kind.plain(name), kind.table) for name in flat}
-    in_file = names.renamed(translated, source)
+    translated = {name: torch_layout.to_ours(kind.plain(name), kind.table) for name in flat}
+    in_file = names.file_names(translated, source)
     heads = config.get('num_attention_heads') if extra.get('model_type') else None
     heads = heads or extra.get('num_attention_heads') or _published(flat, in_file, source)
     size = config.get('image_size')
@@ -93,7 +94,7 @@ def read(
     imported = _vit.assemble(
         params,
         source,
-        lambda name: in_file.get(name) or torch_layout.theirs(name, kind.table),
+        lambda name: in_file.get(name) or torch_layout.to_theirs(name, kind.table),
         gelu=gelu(config, source),
         norm_eps=float(config.get('layer_norm_eps', 1e-6)),
         image_size=(int(size[0]), int(size[1])) if size else None,
@@ -107,20 +108,20 @@ def read(
 
 
 def gelu(config: Mapping[str, Any], source: str, keys: Sequence[str] = ('hidden_act',)) -> str:
-    """Our name of the activation.
+    """Return our name of the activation.
 
     Raises:
-      UserError: if it is not supported, or that of a pooler is not tanh.
+      UserError: if the activation is not supported, or a pooler's activation is not tanh.
     """
-    found = {config.get(key, 'gelu') for key in keys}
-    if unknown := found - GELUS.keys():
+    activations = {config.get(key, 'gelu') for key in keys}
+    if unknown := activations - GELUS.keys():
         names_ = ', '.join(GELUS)
         raise UserError(f'{source}: hidden_act {unknown.pop()!r} is not supported (only {names_})')
     if config.get('pooler_act', 'tanh') != 'tanh':
         raise UserError(
             f'{source}: pooler_act {config["pooler_act"]!r} is not supported (only tanh)'
         )
-    return GELUS[found.pop()]
+    return GELUS[activations.pop()]
 
 
 def blocks(theirs: str, *rows: tuple[str, str]) -> names.Table:
@@ -162,7 +163,7 @@ VIT_TABLE: names.Table = (
 
 
 def _published(flat: Flat, in_file: Mapping[str, str], source: str) -> int:
-    shapes = {name: flat[theirs].shape for name, theirs in in_file.items()}
+    shapes = {name: flat[torch_name].shape for name, torch_name in in_file.items()}
     return _vit.published_heads(shapes, source)
 
 
@@ -172,8 +173,8 @@ def _require_config(imported: TrainedModel, config: Mapping[str, Any]) -> None:
     for key, field in (('num_hidden_layers', 'depth'), ('patch_size', 'patch_size')):
         if config.get(key, model[field]) != model[field]:
             raise UserError(
-                f'{imported.source}: {key} is {config[key]}, the file has {model[field]}; '
-                'config.json is of another model'
+                f'{imported.source}: {key} is {config[key]}, but the file has {model[field]}; '
+                'config.json describes a different model'
             )
     if imported.image_size is not None and 'pos_embed' in imported.params:
         height, width = imported.image_size
@@ -194,7 +195,7 @@ def batched(array: np.ndarray) -> np.ndarray:
 Fields = Mapping[str, Any]
 _GELUS = {'erf': 'gelu', 'tanh': 'gelu_pytorch_tanh', 'quick': 'quick_gelu'}
 
-# Supported values of fields, as regular expressions, unless a form has its own.
+# Supported values of fields, as regular expressions, unless a form overrides them.
 _PLAIN = {
     **{'pool': 'cls', 'posemb': 'learn|sincos2d', 'positions': 'none', 'registers': '0'},
     **{'norm': 'layer', 'norm_place': 'pre', 'norm_pre': 'False', 'final_norm': 'True'},
@@ -214,18 +215,18 @@ class Form:
     """A class of transformers.
 
     Attributes:
-      kind: its encoder. If the table has layer scale, a model without it gets factors of one.
+      kind: kind of its encoder. If the table has layer scale, a model without it gets factors of 1.
       name: name of the class.
-      prefix: that on the names of all parts but the head.
-      fields: supported values of fields, as regular expressions, if they are not a plain ViT's.
-      table: rows that come before those of the kind.
-      config: makes further entries of config.json from the fields of a model.
-      arrays: makes the arrays that the class has from ours and the fields.
-      named: does the same with arrays under names of the class, without a prefix.
-      notes: a line for each property that the class does not have, from the fields of a model.
-      model_type: that of config.json; if empty, the first of the kind.
+      prefix: prefix of all names except the head's.
+      fields: supported values of fields, as regular expressions, if they differ from a plain ViT's.
+      table: rows before the rows of the kind.
+      config: function from the fields of a model to further entries of config.json.
+      arrays: function from our arrays and the fields to the arrays of the class.
+      named: function that converts arrays with names of the class, without prefix.
+      notes: function from the fields to notes on properties that the class lacks.
+      model_type: value in config.json; by default the first of the kind.
       no_bias: groups of layers that can lack biases together; others get biases of zero.
-      posemb_prefix: the ViT's field of this name.
+      posemb_prefix: field of the ViT.
     """
 
     kind: Kind
@@ -242,12 +243,12 @@ class Form:
     posemb_prefix: str = 'class'
 
     def misfits(self, model: Fields) -> list[str]:
-        """The fields of a model, with their values, that the class does not support."""
+        """Return unsupported fields of a model with their values."""
         return misfits(model, {**_PLAIN, **self.fields})
 
 
 def misfits(model: Fields, patterns: Mapping[str, str]) -> list[str]:
-    """The fields of a model, with their values, that do not match their patterns."""
+    """Return the fields of a model, with their values, that do not match their patterns."""
     return [
         f'{key} {model[key]!r}'
         for key, pattern in patterns.items()
@@ -256,8 +257,8 @@ def misfits(model: Fields, patterns: Mapping[str, str]) -> list[str]:
 
 
 def write(trained: TrainedModel, forms: Sequence[Form]) -> Written:
-    """Make the files of the first class that computes what the model does; classes of the kind that
-    it was read from are tried first.
+    """Write the files of the first class that computes the same as the model; classes of the
+    original kind are tried first.
 
     Raises:
       UserError: if there is none, or the image size is unknown and does not follow from
@@ -271,7 +272,7 @@ def write(trained: TrainedModel, forms: Sequence[Form]) -> Written:
             f'transformers has no such model: {form.name} comes closest, but has no '
             f'{", ".join(lacking)}; write an .npz file, or for timm'
         )
-    flat = names.flattened(trained.params, model['no_bias'])
+    flat = names.flatten(trained.params, model['no_bias'])
     first = trained.model.positioned_tokens
     size = trained.image_size or square(flat, model['patch_size'], first)
     if model['posemb'] == 'sincos2d':
@@ -301,28 +302,30 @@ def write(trained: TrainedModel, forms: Sequence[Form]) -> Written:
 
 
 def _arrays(flat: Flat, model: Fields, form: Form) -> Flat:
-    """Arrays under the names of a class."""
+    """Convert arrays to the names of a class."""
     table = (*form.table, *form.kind.table)
-    flat = form.arrays(_scaled(flat, model, table), model)
-    if unknown := [name for name in flat if names.theirs(name, table) is None]:
-        raise UserError(f'{form.name} of transformers has no part like {names.listed(unknown)}')
+    flat = form.arrays(_add_layer_scale(flat, model, table), model)
+    if unknown := [name for name in flat if names.to_theirs(name, table) is None]:
+        raise UserError(
+            f'{form.name} of transformers has no part like {names.format_names(unknown)}'
+        )
     head = {name: array for name, array in flat.items() if name.startswith('head/')}
-    rest = {name: array for name, array in flat.items() if name not in head}
-    encoder = form.named(torch_layout.write(rest, table))
+    encoder_arrays = {name: array for name, array in flat.items() if name not in head}
+    encoder = form.named(torch_layout.write(encoder_arrays, table))
     return torch_layout.write(head, table) | {form.prefix + n: a for n, a in encoder.items()}
 
 
-def _scaled(flat: Flat, model: Fields, table: names.Table) -> Flat:
-    """Layer scale for a class that has it, of ones if the model has none; folded for others."""
+def _add_layer_scale(flat: Flat, model: Fields, table: names.Table) -> Flat:
+    """Add layer scale of ones if the class has it and the model does not; fold it for others."""
     scales = [f'encoder/block_{i}/layer_scale{j}' for i in range(model['depth']) for j in (1, 2)]
-    if names.theirs(scales[0], table) is None:
+    if names.to_theirs(scales[0], table) is None:
         return adapt.fold_layer_scale(flat)
     ones = np.ones(model['width'], np.float32)
     return dict.fromkeys(scales, ones) | flat
 
 
 def square(flat: Flat, patch_size: int, first: int = 1) -> tuple[int, int]:
-    """The size of square images with as many patches as there are positions after the first ones.
+    """Return the size of square images whose patches match the positions after the first ones.
 
     Raises:
       UserError: if their number is not a square.
@@ -336,19 +339,19 @@ def square(flat: Flat, patch_size: int, first: int = 1) -> tuple[int, int]:
 
 
 def fixed_positions(size: tuple[int, int], stride: int, width: int, first: int) -> np.ndarray:
-    """The table of `sincos2d` positions as a parameter, [1 F+N D]; zero for the first tokens."""
+    """Return `sincos2d` positions as a parameter, [1 F+N D]; zero for the first tokens."""
     rows, columns = (side // stride for side in size)
     return np.pad(sincos2d(rows, columns, width), ((first, 0), (0, 0)))[None]
 
 
 def shape_config(model: Fields, size: tuple[int, int]) -> dict[str, Any]:
-    """The fields of config.json for the blocks, the image size (height and width) and patches."""
+    """Return the keys of config.json for blocks, image size (height and width) and patches."""
     image_size = size[0] if size[0] == size[1] else list(size)
     return block_config(model) | {'image_size': image_size, 'patch_size': model['patch_size']}
 
 
 def block_config(model: Fields) -> dict[str, Any]:
-    """The fields of config.json for the blocks."""
+    """Return the keys of config.json for the blocks."""
     return {
         'hidden_size': model['width'],
         'num_hidden_layers': model['depth'],
@@ -360,16 +363,16 @@ def block_config(model: Fields) -> dict[str, Any]:
 
 
 def pooler(model: Fields) -> dict[str, Any]:
-    """The entries of config.json for a `representation_size`."""
+    """Return the keys of config.json for a `representation_size`."""
     width = model['representation_size']
     return {'pooler_output_size': width, 'pooler_act': 'tanh'} if width else {}
 
 
 def without_patch_bias(flat: Flat, first: int) -> Flat:
-    """Move the biases of patches, if any, into their positions, which come after `first` others."""
+    """Add patch biases, if any, to the positions of patches, which follow `first` others."""
     if 'patch_embed/bias' not in flat:
         return flat
-    kept = dict(flat)
-    bias, table = kept.pop('patch_embed/bias'), flat['pos_embed'].copy()
+    result = dict(flat)
+    bias, table = result.pop('patch_embed/bias'), flat['pos_embed'].copy()
     table[:, first:] += bias
-    return kept | {'pos_embed': table}
+    return result | {'pos_embed': table}

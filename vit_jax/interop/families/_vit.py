@@ -1,6 +1,6 @@
 """ViTs, inferred from the shapes of their parameters, and checked.
 
-Parameters have our names, with unrolled blocks and split projections of attention (`names.split`).
+Parameters have our names, blocks unrolled and attention projections split (`names.split`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vit_jax.tree_paths import require_fit
 
 Label = Callable[[str], str]
 Size = tuple[int, int]  # height and width in pixels
-LAYER_SCALE = 1e-5  # initial value of a model that starts anew
+LAYER_SCALE = 1e-5  # initial value in a new model
 
 
 def assemble(
@@ -38,23 +38,23 @@ def assemble(
     posemb: str = 'learn',
     fields: Mapping[str, Any] = MappingProxyType({}),
 ) -> TrainedModel:
-    """Make the checkpoint, and check that its parameters form a whole model.
+    """Build the model, and check that its parameters are complete.
 
     Args:
-      flat: parameters under our names, with split projections.
-      source: the name of the file for messages.
-      label: our name -> the parameter's name in the file.
+      flat: parameters with our names, projections split.
+      source: name of the file for messages.
+      label: function from our name to the parameter's name in the file.
       gelu, norm_eps: fields of the model that shapes do not determine.
-      image_size: height and width, if the file has them; if None, the first of `hints` with as
-        many patches as `pos_embed` has, or else a square.
+      image_size: height and width, if the file has them; by default the first of `hints` whose
+        number of patches fits `pos_embed`, or else a square.
       hints: possible heights and widths.
-      rows: number of positions before those of the patches: none, one for each class token, or
-        also one for each register; None for those of the class tokens.
-      posemb: the model's if the file has no `pos_embed`; 'learn' if it needs one.
+      rows: number of positions before the patches: none, one per class token, or one per class
+        token and register; None for one per class token.
+      posemb: field of the model if the file has no `pos_embed`; 'learn' if it is required.
       fields: further fields of the model that shapes do not determine.
 
     Raises:
-      UserError: if parameters are absent, superfluous or of another shape; it names them.
+      UserError: if parameters are missing, unused or have the wrong shape; it names them.
     """
     if 'pos_embed' not in flat and posemb == 'learn':
         raise UserError(f'{source}: {label("pos_embed")} is not in the file')
@@ -68,7 +68,7 @@ def assemble(
     # Scanned, so that a deep model is traced as quickly as a shallow one.
     keywords = {key: value for key, value in model.items() if key != 'name'}
     module = resolve('vit_jax.models', model['name'], 'Model')(**keywords, scan=True)
-    context = f'{source}: not a whole model (shapes in our layout)'
+    context = f'{source}: incomplete model (shapes in our layout)'
     require_fit(flat, _expected(flat, module), context, label=label)
     if image_size is None and model['posemb'] == 'none':  # these may fit images of any size
         image_size = next(iter(hints), None)
@@ -78,61 +78,61 @@ def assemble(
         if side := square_side(patches):
             fitting.append((side * module.stride, side * module.stride))
         image_size = next(iter(fitting), None)
-    params = names.nested(flat, '|'.join(module.no_bias))
+    params = names.nest(flat, '|'.join(module.no_bias))
     return TrainedModel.from_file(params, model, image_size, source)
 
 
-def published_heads(theirs: Mapping[str, tuple[int, ...]], source: str) -> int:
-    """The number of heads of the published ViT of this size, as shapes do not determine it.
+def published_heads(shapes: Mapping[str, tuple[int, ...]], source: str) -> int:
+    """Return the number of heads of the published ViT of this size; shapes do not determine it.
 
     Args:
-      theirs: shapes of PyTorch's arrays, by our names.
-      source: the name of the file for messages.
+      shapes: shapes of PyTorch's arrays, by our names.
+      source: name of the file for messages.
 
     Raises:
-      UserError: if no ViT of the papers has this size.
+      UserError: if no published ViT has this size.
     """
-    depth = names.count(theirs, r'encoder/block_(\d+)/')
-    mlp_dim, width = (*theirs.get('encoder/block_0/mlp/fc1/kernel', ()), 0, 0)[:2]
-    found = {v[3] for v in VARIANTS.values() if v[:3] == (width, depth, mlp_dim)}
-    if len(found) != 1:
+    depth = names.count_blocks(shapes, r'encoder/block_(\d+)/')
+    mlp_dim, width = (*shapes.get('encoder/block_0/mlp/fc1/kernel', ()), 0, 0)[:2]
+    heads = {v[3] for v in VARIANTS.values() if v[:3] == (width, depth, mlp_dim)}
+    if len(heads) != 1:
         raise UserError(
             f'{source}: unknown number of attention heads of a model of width {width}, '
-            f'depth {depth} and mlp_dim {mlp_dim}; put its config.json beside the file'
+            f'depth {depth} and mlp_dim {mlp_dim}; put its config.json next to the file'
         )
-    return found.pop()
+    return heads.pop()
 
 
 def square_side(tokens: int) -> int | None:
-    """The side of a square grid of so many tokens, or None."""
+    """Return the side of a square grid of `tokens`, or None."""
     side = round(max(tokens, 0) ** 0.5)
     return side if side and side**2 == tokens else None
 
 
 def class_row(flat: Flat, hints: Iterable[Size]) -> bool | None:
-    """Whether the first position is that of the class token, given possible image sizes.
+    """Return whether the first position belongs to the class token, given possible image sizes.
 
     None if no size has as many patches as there are positions, or one fewer.
     """
-    found = first_rows(flat, hints, (0, 1))
-    return None if found is None else bool(found)
+    rows = first_rows(flat, hints, (0, 1))
+    return None if rows is None else bool(rows)
 
 
 def first_rows(flat: Flat, hints: Iterable[Size], counts: Sequence[int]) -> int | None:
-    """The number of positions before those of the patches, one of `counts`, given possible image
-    sizes. None if no size fits.
+    """Return the number of positions before the patches, one of `counts`, given possible image
+    sizes; None if no size fits.
     """
     table, kernel = flat['pos_embed'], flat.get('patch_embed/kernel')
     if kernel is None or kernel.ndim != 4 or table.ndim != 3:
         return None
-    surplus = [table.shape[1] - _patches(size, kernel.shape[0]) for size in hints]
-    return next((rows for rows in surplus if rows in counts), None)
+    extra_rows = [table.shape[1] - _patches(size, kernel.shape[0]) for size in hints]
+    return next((rows for rows in extra_rows if rows in counts), None)
 
 
 def _no_bias(flat: Flat, model: Mapping[str, Any]) -> dict[str, str]:
-    """The field `no_bias`: the layers that have no biases anywhere in the file.
+    """Return the field `no_bias`: layers without biases anywhere in the file.
 
-    A head needs biases, and so do patches, except before a norm, which makes them superfluous.
+    A head needs biases, and so do patches, except before a norm, which makes them redundant.
     """
     needed = {'head', 'patch_embed'} - set(model.get('no_bias', '').split('|'))
     needed -= {'patch_embed'} if model.get('norm_pre') else set()
@@ -150,13 +150,13 @@ _TABLE, _PREFIX = 'position_bias/table', 'position_bias/prefix'
 
 
 def _with_tables(flat: Flat, size: Size | None) -> Flat:
-    """Reshape tables of relative positions to grids [2h-1 2w-1 H]; their last three rows, those of
-    the class token, become a parameter of their own.
+    """Reshape tables of relative positions to grids [2h-1 2w-1 H]; the last three rows, for the
+    class token, become a separate parameter.
 
     Raises:
       UserError: if the shape of a grid is unknown.
     """
-    found = dict(flat)
+    result = dict(flat)
     for name, table in flat.items():
         if not name.endswith(_TABLE) or table.ndim != 2:
             continue
@@ -168,16 +168,16 @@ def _with_tables(flat: Flat, size: Size | None) -> Flat:
             sides = (side, side)
         if sides[0] * sides[1] != rows:
             raise UserError(
-                f'{rows} relative positions do not form a square; the image size has to be in '
-                'config.json'
+                f'{rows} relative positions do not form a square; config.json must have the image '
+                'size'
             )
-        found[name] = table[:rows].reshape(*sides, -1)
-        found[name.removesuffix(_TABLE) + _PREFIX] = table[rows:]
-    return found
+        result[name] = table[:rows].reshape(*sides, -1)
+        result[name.removesuffix(_TABLE) + _PREFIX] = table[rows:]
+    return result
 
 
 def without_tables(flat: Flat) -> Flat:
-    """The inverse of `_with_tables`: tables and the rows of the class token in one array."""
+    """Invert `_with_tables`."""
     joined = {name: array for name, array in flat.items() if not name.endswith(_PREFIX)}
     for name, prefix in flat.items():
         if name.endswith(_PREFIX):
@@ -193,7 +193,7 @@ def _patches(size: Size, stride: int) -> int:
 def _keywords(flat: Flat, source: str, label: Label, rows: int | None) -> dict[str, Any]:
     """Keywords of `config.model` that follow from shapes and from `rows`, see `assemble`."""
     shape = functools.partial(names.shape_of, flat, source, label)
-    patch_size, width = names.patches(flat, source, label)
+    patch_size, width = names.patch_shape(flat, source, label)
     heads = shape('encoder/block_0/attention/query/kernel', 3)[1]
     pool = 'patches' if 'fc_norm/scale' in flat else 'cls'
     pool = pool if 'cls_token' in flat else 'gap'
@@ -205,7 +205,7 @@ def _keywords(flat: Flat, source: str, label: Label, rows: int | None) -> dict[s
         'num_classes': shape('head/kernel', 2)[1] if 'head/kernel' in flat else None,
         'patch_size': patch_size,
         'width': width,
-        'depth': names.count(flat, r'encoder/block_(\d+)/'),
+        'depth': names.count_blocks(flat, r'encoder/block_(\d+)/'),
         'mlp_dim': shape('encoder/block_0/mlp/fc1/kernel', 2)[1],
         'num_heads': heads,
         'pool': pool,
@@ -242,7 +242,7 @@ def _keywords(flat: Flat, source: str, label: Label, rows: int | None) -> dict[s
         shape('pos_embed', 3)
     if 'resnet/root/conv/kernel' in flat:
         shape('resnet/root/conv/kernel', 4)
-        model |= {'name': 'hybrid', 'layers': names.stages(flat, 'resnet/')}
+        model |= {'name': 'hybrid', 'layers': names.stage_depths(flat, 'resnet/')}
     if width % heads:
         raise UserError(f'{source}: width {width} is not a multiple of its {heads} heads')
     return model
@@ -251,12 +251,12 @@ def _keywords(flat: Flat, source: str, label: Label, rows: int | None) -> dict[s
 def _pooling(flat: Flat, model: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of attention pooling that differ from those of the blocks."""
     query, fc1 = (flat.get(f'map_head/{x}/kernel') for x in ('attention/query', 'mlp/fc1'))
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if query is not None and query.ndim == 3 and query.shape[1] != model['num_heads']:
-        found['pool_heads'] = query.shape[1]
+        fields['pool_heads'] = query.shape[1]
     if fc1 is not None and fc1.ndim == 2 and fc1.shape[1] != model['mlp_dim']:
-        found['pool_mlp_dim'] = fc1.shape[1]
-    return found
+        fields['pool_mlp_dim'] = fc1.shape[1]
+    return fields
 
 
 def _expected(flat: Flat, module: Any) -> Flat:

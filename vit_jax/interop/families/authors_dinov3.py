@@ -1,8 +1,8 @@
-"""DINOv3 ViTs in their authors' names (github.com/facebookresearch/dinov3): safetensors.
+"""DINOv3 ViTs with their authors' names (github.com/facebookresearch/dinov3): safetensors.
 
 The authors' files are pickled: save their arrays as safetensors first. Positions are rotary, with
-the periods that the file holds, which training rounded to bfloat16. Biases of keys are there, but
-masked. The files say nothing about epsilons and the normalization of images.
+the periods of the file, which training rounded to bfloat16. Biases of keys exist, but are masked.
+The files do not contain epsilons or the normalization of images.
 """
 
 from __future__ import annotations
@@ -43,46 +43,46 @@ TABLE: names.Table = (
     *((f'{_BLOCK[0]}.{a}', f'{_BLOCK[1]}/{b}') for a, b in _PARTS),
     ('norm', 'encoder/norm'),
 )
-# In names that are written, gated layers have letters of their own.
+# For writing: gated layers have different letters.
 _GATED = tuple((a, b) for a, b in TABLE if not re.search(r'mlp\.fc', a))
-# Of pretraining alone: the token of masked patches, and the norm of class tokens of small crops.
+# Only for pretraining: the mask token, and the norm for class tokens of local crops.
 _UNUSED = ('mask_token', 'local_cls_norm.')
-_EPS, _RESCALE, _SIZE = 1e-5, 2.0, (224, 224)  # of all released models
+_EPS, _RESCALE, _SIZE = 1e-5, 2.0, (224, 224)  # in all released models
 _COLORS = (
     'assumed to take images with the mean and standard deviation of ImageNet; models of satellite '
-    'images (SAT-493M) have others: give mean and std'
+    'images (SAT-493M) differ: set mean and std'
 )
 
 
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
-    """Whether these are the names of such a model."""
+    """Return whether these are the names of such a model."""
     return {_PERIODS, 'patch_embed.proj.weight', 'blocks.0.norm1.weight'} <= flat.keys()
 
 
 def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
-    """A DinoVisionTransformer, whose `x_norm_clstoken` is our `pre_logits`.
+    """Read a DinoVisionTransformer, whose `x_norm_clstoken` is our `pre_logits`.
 
     Raises:
-      UserError: if parameters are unknown, absent or of the wrong shape, or the model has a part
-        that ours does not.
+      UserError: if parameters are unknown, missing or have the wrong shape, or the model has a part
+        that ours lacks.
     """
     if name := next((name for name in flat if name.startswith('cls_norm.')), None):
-        raise UserError(f'{_SOURCE}: no model here norms the class token by itself ({name})')
+        raise UserError(f'{_SOURCE}: a separate norm of the class token is not supported ({name})')
     masks = {name: array for name, array in flat.items() if name.endswith(_MASK)}
     used = {n: array for n, array in flat.items() if not n.startswith((*_UNUSED, _PERIODS))}
-    parts = torch_layout.parted({n: a for n, a in used.items() if n not in masks}, _SOURCE)
+    parts = torch_layout.split_fused({n: a for n, a in used.items() if n not in masks}, _SOURCE)
     for name, mask in masks.items():
         _require_keys(name, mask)
         parts.pop(name.replace('.qkv.bias_mask', '.k.bias'), None)
     periods, width = flat[_PERIODS], parts['patch_embed.proj.weight'].shape[0]
-    heads, surplus = divmod(width, 4 * max(periods.size, 1))
-    if surplus or not heads:
+    heads, remainder = divmod(width, 4 * max(periods.size, 1))
+    if remainder or not heads:
         raise UserError(f'{_SOURCE}: {periods.size} periods do not fit heads of width {width}')
-    in_file = names.renamed({name: torch_layout.ours(name, TABLE) for name in parts}, _SOURCE)
+    in_file = names.file_names({name: torch_layout.to_ours(name, TABLE) for name in parts}, _SOURCE)
     imported = _vit.assemble(
         torch_layout.read(parts, TABLE, heads, _SOURCE),
         _SOURCE,
-        lambda name: in_file.get(name) or torch_layout.theirs(name, TABLE),
+        lambda name: in_file.get(name) or torch_layout.to_theirs(name, TABLE),
         gelu='erf',
         norm_eps=_EPS,
         hints=[extra.get(GIVEN_SIZE, _SIZE)],
@@ -91,25 +91,25 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     )
     if preprocessing.mean_and_std(extra) is None:
         imported = imported.with_notes(_COLORS)
-    return preprocessing.with_normalization(imported, preprocessing.or_imagenet(extra))
+    return preprocessing.with_normalization(imported, preprocessing.with_imagenet_default(extra))
 
 
 def _require_keys(name: str, mask: np.ndarray) -> None:
-    """Raise UserError unless a mask [3D] leaves out the biases of keys and nothing else."""
+    """Raise UserError unless a mask [3D] masks the biases of keys and nothing else."""
     expected = np.repeat([1.0, 0.0, 1.0], mask.size // 3)
     if not np.array_equal(mask, expected):
         raise UserError(f'{_SOURCE}: {name} does not mask the biases of keys and nothing else')
 
 
 def _positions(periods: np.ndarray) -> str:
-    """The field `positions`, from the periods in the file.
+    """Derive the field `positions` from the periods in the file.
 
     Raises:
-      UserError: if they are not powers of one number.
+      UserError: if the periods are not powers of one number.
     """
     rough = periods[-1] ** (periods.size / max(periods.size - 1, 1))
     for dtype in PERIODS:
-        for digits in (1, 2, 3, 6):  # the number has few, as people write it
+        for digits in (1, 2, 3, 6):  # the base has few digits
             theta = float(f'{rough:.{digits}g}')
             rising = rising_periods(4 * periods.size, theta, dtype)
             if np.allclose(rising, periods, rtol=1e-6, atol=0):
@@ -131,20 +131,20 @@ _FIELDS = {
 
 
 def write(trained: TrainedModel) -> Written:
-    """Make the arrays of a DinoVisionTransformer, which have no config, and for `read` the
-    normalization of images beside them.
+    """Write the arrays of a DinoVisionTransformer, which has no config, and the image normalization
+    for `read`.
 
     Raises:
       UserError: if the authors have no such model.
     """
     model = fields(trained.model)
-    if lacking := misfits(model, _FIELDS):
-        raise UserError(f'the authors of DINOv3 have no model with {", ".join(lacking)}')
+    if unsupported := misfits(model, _FIELDS):
+        raise UserError(f'the authors of DINOv3 have no model with {", ".join(unsupported)}')
     masked = model['no_bias'] == 'key'
-    flat = names.flattened(trained.params, model['no_bias'])
+    flat = names.flatten(trained.params, model['no_bias'])
     flat = adapt.with_biases(flat, {'key'} if masked else ())
     table = TABLE if model['mlp'] == 'mlp' else _GATED
-    arrays = torch_layout.fused(torch_layout.write(flat, table), {'attn': 'qkv'})
+    arrays = torch_layout.join_fused(torch_layout.write(flat, table), {'attn': 'qkv'})
     if masked:
         mask = np.repeat(np.array([1, 0, 1], np.float32), model['width'])
         biases = [name for name in arrays if name.endswith('.attn.qkv.bias')]

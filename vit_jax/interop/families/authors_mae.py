@@ -1,8 +1,8 @@
-"""Masked autoencoders in their authors' names (github.com/facebookresearch/mae): safetensors.
+"""Masked autoencoders with their authors' names (github.com/facebookresearch/mae): safetensors.
 
-The names are those of timm with a decoder. The authors' files are pickled: save their arrays as
-safetensors first. Heads, norms and targets are those of the released models, unless a config.json
-beside the file, as `convert` writes it, names others.
+The names are timm's plus a decoder. The authors' files are pickled: save their arrays as
+safetensors first. Heads, norms and targets default to the released models; a config.json next to
+the file, as written by `convert`, can change them.
 """
 
 from __future__ import annotations
@@ -27,44 +27,44 @@ TABLE: names.Table = (
     *((a, f'decoder/{b}') for a, b in mae.PARTS),
     *mae.blocks(timm_vit.TABLE, 'blocks.', 'decoder_blocks.'),
 )
-_MODEL = {'gelu': 'erf', 'norm_eps': 1e-6, 'qkv_bias': True}  # in the authors' code
+_MODEL = {'gelu': 'erf', 'norm_eps': 1e-6, 'qkv_bias': True}  # fixed in the authors' code
 _TARGET = (
     'assumed to predict normalized patches of images with the mean and standard deviation of '
-    'ImageNet; reconstructions of a model of plain pixels (mae_visualize_*) are wrong'
+    'ImageNet; reconstructions of models that predict pixels (mae_visualize_*) are wrong'
 )
 
 
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
-    """Whether these are the names of an encoder with a decoder."""
+    """Return whether these are the names of an encoder with a decoder."""
     return 'decoder_pred.weight' in flat
 
 
 def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
-    """A MaskedAutoencoderViT.
+    """Read a MaskedAutoencoderViT.
 
     Raises:
-      UserError: if parameters are unknown, absent or of the wrong shape.
+      UserError: if parameters are unknown, missing or have the wrong shape.
     """
-    encoder, decoder = mae.halves(flat, ('decoder_', 'mask_token'))
-    extra = preprocessing.or_imagenet(extra)
-    decoder = torch_layout.parted(decoder, _SOURCE)
+    encoder, decoder = mae.split_halves(flat, ('decoder_', 'mask_token'))
+    extra = preprocessing.with_imagenet_default(extra)
+    decoder = torch_layout.split_fused(decoder, _SOURCE)
     heads = extra.get('decoder_num_attention_heads')
-    imported = mae.joined(timm_vit.read(encoder, extra), decoder, TABLE, heads, _SOURCE)
+    imported = mae.join_halves(timm_vit.read(encoder, extra), decoder, TABLE, heads, _SOURCE)
     normalized = extra.get('norm_pix_loss')
     imported = imported.with_groups(task=mae.task_fields(extra, normalized is not False))
     return imported.with_notes(_TARGET) if normalized is None else imported
 
 
 def write(trained: TrainedModel) -> Written:
-    """Make the arrays of a MaskedAutoencoderViT, and a config.json for `read`.
+    """Write the arrays of a MaskedAutoencoderViT, and a config.json for `read`.
 
     Raises:
       UserError: if the authors' code has no such model, or the image size is unknown and the
         positions do not form a square.
     """
-    model, flat = fields(trained.model), mae.flattened(trained)
-    if lacking := [f'{key} {model[key]!r}' for key in _MODEL if model[key] != _MODEL[key]]:
-        raise UserError(f"the authors' code has no MAE with {', '.join(lacking)}")
+    model, flat = fields(trained.model), mae.flatten(trained)
+    if unsupported := [f'{key} {model[key]!r}' for key in _MODEL if model[key] != _MODEL[key]]:
+        raise UserError(f"the authors' code has no MAE with {', '.join(unsupported)}")
     size = trained.image_size or square(flat, model['patch_size'])
     channels = flat['patch_embed/kernel'].shape[2]
     config = {
@@ -76,7 +76,7 @@ def write(trained: TrainedModel) -> Written:
             **preprocessing.normalization(trained, channels),
         },
     }
-    arrays = torch_layout.fused(torch_layout.write(flat, TABLE), _timm.FUSED)
+    arrays = torch_layout.join_fused(torch_layout.write(flat, TABLE), _timm.FUSED)
     return Written(arrays, config, mae.target_notes(trained))
 
 

@@ -1,6 +1,6 @@
 """BiT (Kolesnikov et al., 2020, arXiv:1912.11370): .npz, big_vision and Hugging Face.
 
-The names of timm are read here, for `timm_bit`.
+timm's names are also read here, for `timm_bit`.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _HUGGING_FACE = _torch(
 )
 TIMM = _torch('stem.conv', 'stages.{0}.blocks.{0}', 'norm', 'head.fc')
 TIMM_NORM = 'stages.0.blocks.0.norm3.weight'
-SIZE = (224, 224)  # written for others if the model takes images of any size
+SIZE = (224, 224)  # written to files if the model accepts any size
 _RELEASED_SOURCE, _HF_SOURCE = 'BiT npz', 'Hugging Face BiT'
 _BIG_VISION_SOURCE, _TIMM_SOURCE = 'big_vision BiT npz', 'timm BiT'
 _NO_CONFIG = (
@@ -86,7 +86,7 @@ _POOL_BORDER = (
     'the file cannot represent that the first pooling of this model ignores the padding: its '
     'readers pad with zeros'
 )
-# Forms by their name for people: the table, and a norm by whose name the form is recognized.
+# Forms by display name: the table, and a norm whose name identifies the form.
 _FORMS: dict[str, tuple[names.Table, str]] = {
     _RELEASED_SOURCE: (_RELEASED, 'resnet/group_norm/gamma'),
     _BIG_VISION_SOURCE: (_BIG_VISION, 'norm-pre-head/scale'),
@@ -94,8 +94,8 @@ _FORMS: dict[str, tuple[names.Table, str]] = {
     _TIMM_SOURCE: (TIMM, TIMM_NORM),
 }
 _ARCHITECTURE = re.compile(r'resnetv2_\d+x\d_bit')
-_KNOWN = {'num_classes', 'in_chans', 'global_pool'}  # what timm's model_args may set
-# Required values in the config.json of Hugging Face: those of the paper's model.
+_KNOWN = {'num_classes', 'in_chans', 'global_pool'}  # supported keys of timm's model_args
+# Required values in Hugging Face's config.json: the paper's model.
 _REQUIRED = {
     'layer_type': 'preactivation',
     'hidden_act': 'relu',
@@ -107,7 +107,7 @@ _REQUIRED = {
 
 
 def matches(flat: Mapping[str, Any]) -> bool:
-    """Whether these are the names of a BiT, but not timm's."""
+    """Return whether these are the names of a BiT, but not timm's."""
     return _form(_prefixed(flat)) not in (None, _TIMM_SOURCE)
 
 
@@ -115,8 +115,8 @@ def read(flat: Mapping[str, np.ndarray], extra: Mapping[str, Any]) -> TrainedMod
     """Read a BiT.
 
     Raises:
-      UserError: if a parameter is missing, unknown or of a wrong shape, or if the config is that
-        of another ResNet.
+      UserError: if a parameter is missing, unknown or has the wrong shape, or if the config
+        describes a different ResNet.
     """
     flat = _prefixed(flat)
     source = _form(flat)
@@ -145,10 +145,10 @@ def read(flat: Mapping[str, np.ndarray], extra: Mapping[str, Any]) -> TrainedMod
 
 
 def write_npz(params: Mapping[str, Any]) -> Flat:
-    """Make the arrays of a released .npz file from nested parameters of `models.bit_resnet`.
+    """Convert nested parameters of `models.bit_resnet` to the arrays of a released .npz file.
 
     Raises:
-      UserError: if a parameter is not one of a BiT.
+      UserError: if a parameter is not part of a BiT.
     """
     flat = _written(params, _RELEASED)
     head = 'resnet/head/conv2d/kernel'
@@ -158,10 +158,10 @@ def write_npz(params: Mapping[str, Any]) -> Flat:
 
 
 def write_transformers(trained: TrainedModel) -> Written:
-    """Make the files that `BitForImageClassification.from_pretrained` reads.
+    """Write the files that `BitForImageClassification.from_pretrained` reads.
 
     Raises:
-      UserError: if a parameter is not one of a BiT.
+      UserError: if a parameter is not part of a BiT.
     """
     flat, model = write_torch(trained.params, _HUGGING_FACE), trained.model_config
     width, layers = model.get('width_factor', 1), model['layers']
@@ -171,7 +171,7 @@ def write_transformers(trained: TrainedModel) -> Written:
         'architectures': ['BitForImageClassification'],
         **_REQUIRED,
         'num_channels': channels,
-        # Hugging Face's width_factor leaves the root and the last norm as they are.
+        # Hugging Face's width_factor does not affect the root and the last norm.
         'width_factor': 1,
         'embedding_size': 64 * width,
         'hidden_sizes': [256 * width * 2**i for i in range(len(layers))],
@@ -183,10 +183,10 @@ def write_transformers(trained: TrainedModel) -> Written:
 
 
 def write_torch(params: Mapping[str, Any], table: names.Table) -> Flat:
-    """Arrays under PyTorch's names of a table and in its layouts.
+    """Convert arrays to a table's PyTorch names and layouts.
 
     Raises:
-      UserError: if a parameter is not one of a BiT.
+      UserError: if a parameter is not part of a BiT.
     """
     return {name: _permuted(array, (3, 2, 0, 1)) for name, array in _written(params, table).items()}
 
@@ -196,31 +196,31 @@ def _form(flat: Mapping[str, Any]) -> str | None:
 
 
 def _prefixed(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Arrays with the prefix of a classifier, which a bare `BitModel` lacks."""
+    """Add the prefix of a classifier, which a bare `BitModel` lacks."""
     prefix = 'bit.' if 'embedder.convolution.weight' in flat else ''
     return {prefix + name: array for name, array in flat.items()}
 
 
 def _permuted(array: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
-    """A convolution's kernel with its axes permuted, a dense layer's transposed."""
+    """Permute the axes of a convolution's kernel, or transpose a dense layer's."""
     if array.ndim == 4:
         return array.transpose(axes)
     return array.T if array.ndim == 2 else array
 
 
 def _without_ones(name: str, array: np.ndarray) -> np.ndarray:
-    """Turn a head stored as a convolution into a dense layer, norms [1 1 1 C] into vectors."""
+    """Convert a head stored as a convolution to a dense layer, and norms [1 1 1 C] to vectors."""
     if name == 'head/kernel' and array.ndim == 4:
         return array.reshape(array.shape[-2:])
     return array if name.endswith('/kernel') else array.reshape(-1)
 
 
 def _model(arrays: Flat, source: str) -> dict[str, Any]:
-    """Keywords of the model, inferred from names and shapes."""
-    layers = names.stages(arrays)
+    """Infer the model's keywords from names and shapes."""
+    layers = names.stage_depths(arrays)
     root = arrays.get('root/conv/kernel')
     if root is None or root.ndim != 4 or root.shape[-1] % 64 or not layers:
-        raise UserError(f'{source}: not the root convolution and the blocks of a BiT')
+        raise UserError(f'{source}: not the root convolution and blocks of a BiT')
     head = arrays.get('head/bias')
     return {
         'name': 'bit_resnet',
@@ -236,51 +236,51 @@ def _require_fit(arrays: Flat, model: Mapping[str, Any], source: str) -> None:
     module = resolve('vit_jax.models', 'bit_resnet', 'Model')(**fields)
     images = jax.ShapeDtypeStruct((1, 64, 64, arrays['root/conv/kernel'].shape[2]), np.float32)
     params = jax.eval_shape(module.init, jax.random.key(0), images)['params']
-    require_fit(arrays, param_paths(params), f'{source}: not a whole BiT')
+    require_fit(arrays, param_paths(params), f'{source}: incomplete BiT')
 
 
 def _require_paper(config: Mapping[str, Any]) -> None:
     for key, value in _REQUIRED.items():
-        if (found := config.get(key, value)) != value:
+        if (actual := config.get(key, value)) != value:
             raise UserError(
-                f'{_HF_SOURCE}: config.json says {key}={found!r}; only the model of the paper, '
+                f'{_HF_SOURCE}: config.json has {key}={actual!r}; only the model of the paper, '
                 f'with {value!r}, is supported'
             )
 
 
 def _require_architecture(config: Mapping[str, Any]) -> None:
-    """Refuse other ResNets of timm, which have the same names."""
+    """Raise UserError for other ResNets of timm with the same names."""
     name = str(config.get('architecture') or '').partition('.')[0]
     if not _ARCHITECTURE.fullmatch(name):
         raise UserError(
             f'{_TIMM_SOURCE}: config.json names {name!r}; of its ResNets only BiTs, such as '
             "'resnetv2_50x1_bit', are read"
         )
-    said = config.get('model_args') or {}
-    changed, pool = said.keys() - _KNOWN, {**config, **said}.get('global_pool', 'avg')
+    model_args = config.get('model_args') or {}
+    changed, pool = model_args.keys() - _KNOWN, {**config, **model_args}.get('global_pool', 'avg')
     if changed or pool != 'avg':
         what = f'model_args {", ".join(sorted(changed))}' if changed else f'global_pool {pool!r}'
         raise UserError(f'{_TIMM_SOURCE}: {what} in config.json: not the model of the paper')
 
 
 def _written(params: Mapping[str, Any], table: names.Table) -> Flat:
-    """Arrays under the names of `table`."""
+    """Rename arrays by `table`."""
     written: Flat = {}
-    for ours, leaf in traverse_util.flatten_dict(dict(params), sep='/').items():
-        name = names.theirs(ours, table)
+    for our_name, leaf in traverse_util.flatten_dict(dict(params), sep='/').items():
+        name = names.to_theirs(our_name, table)
         if name is None:
-            raise UserError(f'{ours}: not a parameter of a BiT')
+            raise UserError(f'{our_name}: not a parameter of a BiT')
         written[name] = np.asarray(leaf, np.float32)
     return written
 
 
 def _npz(imported: TrainedModel) -> Written:
-    _, notes = adapt.for_images(imported, preprocessing.RANGE)
+    _, notes = adapt.renormalize(imported, preprocessing.RANGE)
     return Written(write_npz(imported.params), notes=(*losses(imported), *notes))
 
 
 def losses(imported: TrainedModel) -> tuple[str, ...]:
-    """Properties of the model that a file cannot represent."""
+    """Note properties of the model that a file cannot represent."""
     return (_POOL_BORDER,) if imported.model_config.get('pool_padding') == 'nothing' else ()
 
 

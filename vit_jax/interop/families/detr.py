@@ -1,9 +1,8 @@
-"""DETR of transformers: safetensors, and config.json. `authors_detr` has the names of its authors.
+"""DETR of transformers: safetensors and config.json. For the authors' names see `authors_detr`.
 
-transformers has two sets of names: those of version 4, also of files on the hub, and those of
-version 5. A ResNet alone, with torchvision's and timm's names, is read for
-`config.init.select='backbone'`. Batch norms become `FrozenNorm`s. A Table Transformer is a DETR
-with pre-norm blocks.
+Both sets of names are read: of transformers 4, which files on the hub have, and of version 5. A
+single ResNet, with torchvision's and timm's names, is read for `config.init.select='backbone'`.
+Batch norms become `FrozenNorm`s. A Table Transformer is a DETR with pre-norm blocks.
 """
 
 from __future__ import annotations
@@ -21,37 +20,37 @@ from vit_jax.interop.families._detr import TABLE
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel, read_class_names
 
-# Keys that `extra` may have without a config.json.
+# Possible keys of `extra` without a config.json.
 _NO_CONFIG = (preprocessing.GIVEN_NORMALIZATION, GIVEN_SIZE, preprocessing.PREPROCESSOR)
 _SHORT, _LONG = 800, 1333  # sides of the authors' images
-# COCO's models have a class for each id of a category; those of stuff come last.
+# COCO's models have a class for each category id; stuff classes come last.
 _COCO, _COCO_PANOPTIC, _STUFF = 91, 250, tuple(range(91, 250))
 
 
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
-    """Whether these are the names of a DETR of transformers, or of a ResNet with bottlenecks."""
+    """Return whether these are names of transformers' DETR, or of a ResNet with bottlenecks."""
     detr = any(f'{prefix}class_labels_classifier.weight' in flat for prefix in ('', 'detr.'))
     return detr or {'conv1.weight', 'bn1.running_mean', 'layer1.0.conv3.weight'} <= flat.keys()
 
 
 def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
-    """A detector, a panoptic model, or the backbone of one, in any naming.
+    """Read a detector, a panoptic model, or the backbone of one, with any names.
 
     Raises:
-      UserError: if parameters are unknown, absent or of the wrong shape, or config.json is of
-        another model.
+      UserError: if parameters are unknown, missing or have the wrong shape, or config.json
+        describes a different model.
     """
     source = 'DETR'
     _detr.require_detr(extra, flat)
     notes = []
-    # Leaves out the classifier of a ResNet, and the prefix `detr.` of panoptic models.
+    # Drops the classifier of a ResNet, and the prefix `detr.` of panoptic models.
     used = {
         name.removeprefix('detr.'): array
         for name, array in flat.items()
         if not (name.startswith('fc.') or name.endswith('num_batches_tracked'))
     }
     heads = _detr.heads(extra)
-    parts = torch_layout.parted(used, source)
+    parts = torch_layout.split_fused(used, source)
     params = names.join(_folded(_read(parts, heads, source)))
     panoptic = 'mask_head/out/kernel' in params
     model: dict[str, Any] = {'name': 'detr_panoptic' if panoptic else 'detr', **_backbone(params)}
@@ -78,20 +77,20 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
 
 
 def _read(parts: Flat, heads: tuple[int, int], source: str) -> Flat:
-    """Arrays in our layouts; the decoder may have another number of heads."""
+    """Convert arrays to our layouts; the decoder may have a different number of heads."""
     decoder = {n: a for n, a in parts.items() if n.startswith(('model.decoder', 'transformer.dec'))}
-    others = {name: array for name, array in parts.items() if name not in decoder}
+    other_arrays = {name: array for name, array in parts.items() if name not in decoder}
     return {
-        **torch_layout.read(others, TABLE, heads[0], source),
+        **torch_layout.read(other_arrays, TABLE, heads[0], source),
         **torch_layout.read(decoder, TABLE, heads[1], source),
     }
 
 
 def _images(preprocessor: Mapping[str, Any]) -> tuple[tuple[int, int], str]:
-    """The size of images and their transforms, by default the authors'."""
+    """Return the size of images and their transforms, by default the authors'."""
     size, method = preprocessor.get('size', {}), preprocessing.config_resampling(preprocessor)
     named = '' if method == 'bilinear' else f', {method!r}'
-    if not isinstance(size, Mapping):  # of older files: the shorter side alone
+    if not isinstance(size, Mapping):  # old files only have the shorter side
         size = {'shortest_edge': size, 'longest_edge': preprocessor.get('max_size', _LONG)}
     if {'height', 'width'} <= size.keys():
         squashed = int(size['height']), int(size['width'])
@@ -111,7 +110,7 @@ def _task(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _folded(flat: Flat) -> Flat:
-    """Turn batch norms into a scale and a shift for each channel."""
+    """Convert batch norms to a scale and a shift per channel."""
     folded = {name: array for name, array in flat.items() if '.running_' not in name}
     for name in folded:
         if name.startswith('backbone/') and name.endswith('/scale'):
@@ -124,14 +123,14 @@ def _folded(flat: Flat) -> Flat:
 
 
 def _backbone(params: Flat) -> dict[str, Any]:
-    """Sizes of the ResNet."""
-    layers = names.stages(params, 'backbone/')
+    """Return the sizes of the ResNet."""
+    layers = names.stage_depths(params, 'backbone/')
     width = names.require(params, 'backbone/root/conv/kernel').shape[-1]
     return {'layers': layers, 'backbone_width': width, 'backbone_norm': 'frozen'}
 
 
 def _transformer(params: Flat, heads: tuple[int, int]) -> dict[str, Any]:
-    """Sizes of the transformer and its heads; those of the decoder only if they differ."""
+    """Return the sizes of the transformer and its heads; the decoder's only if they differ."""
     queries, width = params['query_embed'].shape
     hidden = [
         names.require(params, f'{stack}/block_0/mlp/fc1/bias').size
@@ -141,8 +140,8 @@ def _transformer(params: Flat, heads: tuple[int, int]) -> dict[str, Any]:
         'num_classes': names.require(params, 'class_embed/bias').size - 1,
         'num_queries': queries,
         'width': width,
-        'depth': names.count(params, r'encoder/block_(\d+)/'),
-        'decoder_depth': names.count(params, r'decoder/block_(\d+)/'),
+        'depth': names.count_blocks(params, r'encoder/block_(\d+)/'),
+        'decoder_depth': names.count_blocks(params, r'decoder/block_(\d+)/'),
         'num_heads': heads[0],
         'mlp_dim': hidden[0],
         **({'decoder_heads': heads[1]} if heads[1] != heads[0] else {}),
@@ -152,16 +151,16 @@ def _transformer(params: Flat, heads: tuple[int, int]) -> dict[str, Any]:
 
 
 def _normalization(extra: Mapping[str, Any], params: Flat) -> dict[str, Any]:
-    """Mean and standard deviation given by the user or preprocessor_config.json.
+    """Return mean and standard deviation from the user or preprocessor_config.json.
 
-    Empty if neither gives them: the task's defaults are the authors'.
+    Empty if neither has them: the task's defaults are the authors' values.
 
     Raises:
-      UserError: if they are not numbers, or have another number of channels than the model.
+      UserError: if they are not numbers, or have a different number of channels than the model.
     """
-    found = preprocessing.mean_and_std(extra)
+    scale = preprocessing.mean_and_std(extra)
     channels = names.require(params, 'backbone/root/conv/kernel').shape[2]
-    return preprocessing.of_channels(found, channels) if found else {}
+    return preprocessing.per_channel(scale, channels) if scale else {}
 
 
 WRITERS = {(name, 'transformers'): _detr.transformers for name in ('detr', 'detr_panoptic')}

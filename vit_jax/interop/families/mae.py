@@ -1,8 +1,8 @@
-"""Masked autoencoders of transformers with their decoders: safetensors, and config.json.
+"""Masked autoencoders of transformers with their decoders: safetensors and config.json.
 
-The names of ViTMAEForPreTraining in transformers 4 and 5 are read, with config.json; those of
-version 4 are written, which both read. `authors_mae` has the authors' names. An encoder alone is a
-ViT: `transformers_vit` and `timm_vit` read it.
+Names of ViTMAEForPreTraining in transformers 4 and 5 are read, with config.json; names of version 4
+are written, which both versions read. `authors_mae` has the authors' names. An encoder without
+decoder is a ViT: `transformers_vit` and `timm_vit` read it.
 
 Images and targets are normalized by the same mean and standard deviation.
 """
@@ -26,8 +26,8 @@ from vit_jax.models.mae import ENCODER, Model
 from vit_jax.tree_paths import require_fit
 
 _DECODER = 'decoder/'
-HEADS = {512: 16}  # of the authors' decoder, by its width
-# Defaults of a task's keywords that files do not have.
+HEADS = {512: 16}  # heads of the authors' decoder, by width
+# Defaults of task keywords that files lack.
 _TASK: dict[str, Any] = {
     **{'target': 'normalized', 'value_range': (-1.0, 1.0)},
     **{'mean': (0.5,), 'std': (0.5,)},
@@ -36,12 +36,12 @@ _QKV = 'query|key|value'  # `no_bias` of an encoder
 _BLOCK = 'decoder/transformer/block_{0}'
 
 
-def blocks(table: names.Table, theirs: str, decoders: str) -> names.Table:
-    """The rows of an encoder's blocks, whose names begin with `theirs`, for a decoder."""
+def blocks(table: names.Table, encoder_prefix: str, decoder_prefix: str) -> names.Table:
+    """Translate an encoder's rows that start with `encoder_prefix` to a decoder's blocks."""
     return tuple(
-        (a.replace(theirs, decoders), b.replace('encoder/block_{0}', _BLOCK))
+        (a.replace(encoder_prefix, decoder_prefix), b.replace('encoder/block_{0}', _BLOCK))
         for a, b in table
-        if a.startswith(theirs)
+        if a.startswith(encoder_prefix)
     )
 
 
@@ -64,13 +64,14 @@ def matches(flat: Mapping[str, np.ndarray]) -> bool:
 
 
 def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
-    """A ViTMAEForPreTraining.
+    """Read a ViTMAEForPreTraining.
 
     Raises:
-      UserError: if parameters are unknown, absent or of the wrong shape, or do not fit the config.
+      UserError: if parameters are unknown, missing or have the wrong shape, or contradict the
+        config.
     """
-    encoder, decoder = halves(flat, 'decoder.')
-    imported = joined(
+    encoder, decoder = split_halves(flat, 'decoder.')
+    imported = join_halves(
         transformers_vit.read(encoder, extra),
         decoder,
         TRANSFORMERS,
@@ -82,37 +83,39 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     return imported.with_groups(model=model, task=task)
 
 
-def halves(flat: Flat, prefixes: str | tuple[str, ...]) -> tuple[Flat, Flat]:
-    """The arrays of the encoder, and those of the decoder, whose names begin with `prefixes`."""
+def split_halves(flat: Flat, prefixes: str | tuple[str, ...]) -> tuple[Flat, Flat]:
+    """Split arrays into the encoder's and the decoder's, whose names begin with `prefixes`."""
     decoder = {name: array for name, array in flat.items() if name.startswith(prefixes)}
     return {name: array for name, array in flat.items() if name not in decoder}, decoder
 
 
-def joined(
+def join_halves(
     encoder: TrainedModel, decoder: Flat, table: names.Table, heads: int | None, source: str
 ) -> TrainedModel:
-    """Join an encoder with the arrays of a decoder, which have the names of the file.
+    """Join an encoder with the arrays of a decoder, named as in the file.
 
     Raises:
-      UserError: if the decoder's arrays do not make a whole decoder.
+      UserError: if arrays of the decoder are missing.
     """
     if 'cls_token' not in encoder.params:
         raise UserError(f'{source}: cls_token is not in the file')
-    in_file = names.renamed({name: torch_layout.ours(name, table) for name in decoder}, source)
-    shapes = {name: decoder[theirs].shape for name, theirs in in_file.items()}
+    in_file = names.file_names(
+        {name: torch_layout.to_ours(name, table) for name in decoder}, source
+    )
+    shapes = {name: decoder[torch_name].shape for name, torch_name in in_file.items()}
     keywords = _keywords(shapes, encoder.model_config, heads, source)
     flat = torch_layout.read(decoder, table, keywords['decoder_heads'], source)
-    context = f'{source}: not a whole decoder (shapes in our layout)'
+    context = f'{source}: incomplete decoder (shapes in our layout)'
     patches = encoder.params['pos_embed'].shape[1] - 1
     require_fit(
         flat,
         _expected(keywords, patches, encoder.params['patch_embed']['kernel'].shape[2]),
         context,
-        label=lambda name: in_file.get(name) or torch_layout.theirs(name, table),
+        label=lambda name: in_file.get(name) or torch_layout.to_theirs(name, table),
     )
-    params = encoder.params | names.nested(flat)
-    whole = dataclasses.replace(encoder, params=params, source=source)
-    return whole.with_groups(model=keywords)
+    params = encoder.params | names.nest(flat)
+    joined = dataclasses.replace(encoder, params=params, source=source)
+    return joined.with_groups(model=keywords)
 
 
 def _keywords(
@@ -132,7 +135,7 @@ def _keywords(
     if not heads or width % heads:
         raise UserError(
             f'{source}: unknown number of attention heads of a decoder of width {width}; '
-            'put its config.json beside the file'
+            'put its config.json next to the file'
         )
     same = ('patch_size', 'width', 'depth', 'mlp_dim', 'num_heads', 'gelu', 'norm_eps')
     return {
@@ -147,7 +150,7 @@ def _keywords(
 
 
 def _expected(keywords: Mapping[str, Any], patches: int, channels: int) -> Flat:
-    """The shapes of the decoder's parameters by our names, with split projections."""
+    """Return the shapes of the decoder's parameters by our names, projections split."""
     model = Model(**{key: value for key, value in keywords.items() if key != 'name'})
     images = np.zeros((1, model.patch_size, model.patch_size * patches, channels), np.float32)
     noise = np.zeros((1, patches), np.float32)
@@ -157,35 +160,35 @@ def _expected(keywords: Mapping[str, Any], patches: int, channels: int) -> Flat:
 
 
 def task_fields(extra: Mapping[str, Any], normalized: bool) -> dict[str, Any]:
-    """Keywords of `config.task`."""
+    """Return the keywords of `config.task`."""
     target = 'normalized' if normalized else 'pixels'
     task: dict[str, Any] = {'name': 'reconstruct', 'target': target}
-    if (found := preprocessing.mean_and_std(extra)) is not None:
-        mean, std = (tuple(map(float, values)) for values in found)
+    if (scale := preprocessing.mean_and_std(extra)) is not None:
+        mean, std = (tuple(map(float, values)) for values in scale)
         task |= {'value_range': None, 'mean': mean, 'std': std}
     return task
 
 
 def is_normalized(imported: TrainedModel) -> bool:
-    """Whether the target is normalized patches."""
+    """Return whether the target is normalized patches."""
     target: str = {**_TASK, **imported.task_config}['target']
     return target == 'normalized'
 
 
 def target_notes(imported: TrainedModel) -> tuple[str, ...]:
-    """A note if the target is normalized otherwise than the images, unlike in other code bases."""
+    """Note if target and images are normalized differently, which files cannot express."""
     task = {**_TASK, **imported.task_config}
     if task['value_range'] is None or {*task['mean'], *task['std']} == {0.5}:
         return ()
     return (
-        'the files have no place for the mean and standard deviation of the target: '
-        'reconstructions are in other units than the images there',
+        'the files cannot store the mean and standard deviation of the target: reconstructions '
+        'have different units than the images there',
     )
 
 
-def flattened(imported: TrainedModel) -> Flat:
-    """The parameters of encoder and decoder by our names, with split projections."""
-    flat = names.flattened(imported.params)
+def flatten(imported: TrainedModel) -> Flat:
+    """Flatten the parameters of encoder and decoder by our names, projections split."""
+    flat = names.flatten(imported.params)
     parts = (*ENCODER, 'decoder')
     return {name: array for name, array in flat.items() if name.partition('/')[0] in parts}
 
@@ -196,7 +199,7 @@ def write_transformers(imported: TrainedModel) -> Written:
     Raises:
       UserError: if the image size is unknown and the positions do not form a square.
     """
-    model, flat = fields(imported.model), flattened(imported)
+    model, flat = fields(imported.model), flatten(imported)
     size = imported.image_size or _transformers.square(flat, model['patch_size'])
     channels = flat['patch_embed/kernel'].shape[2]
     config = {

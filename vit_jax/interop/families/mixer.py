@@ -1,7 +1,7 @@
 """MLP-Mixers of google-research/vision_transformer and big_vision (.npz), and of timm.
 
-The authors' files have the names of Linen or, first released, those of Flax before it. Their GELU
-is the tanh approximation, timm's is exact; layer norms add 1e-6 in both.
+The authors' files have names of Linen or, in the first release, of its predecessor. Their GELU is
+the tanh approximation, timm's is exact; layer norms add 1e-6 in both.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from vit_jax.tree_paths import require_fit
 _OURS = 'encoder/block_{0}'
 _MIXING = ('token_mixing', 'channel_mixing')
 _EARLY = 'Mixer/encoderblock_{0}'
-# Of rows with the same right side, the first is written.
+# Of rows with the same right side, the first is used for writing.
 _NPZ: names.Table = (
     ('stem', 'patch_embed'),
     *((f'MixerBlock_{{0}}/LayerNorm_{i}', f'{_OURS}/norm{i + 1}') for i in (0, 1)),
@@ -35,7 +35,7 @@ _NPZ: names.Table = (
     ),
     ('pre_head_layer_norm', 'encoder/norm'),
     ('head', 'head'),
-    # Before Linen.
+    # Predecessor of Linen.
     ('embedding', 'patch_embed'),
     *((f'{_EARLY}/LayerNorm_{i}', f'{_OURS}/norm{n}') for i, n in ((0, 1), (1, 2), (2, 2))),
     *(
@@ -57,14 +57,14 @@ _TIMM: names.Table = (
     ('norm', 'encoder/norm'),
     ('head', 'head'),
 )
-# The first array of a kind of file: its table, its name for people, and its GELU.
+# First array of each kind of file: its table, display name and GELU.
 _FORMS = {
     'MixerBlock_0/token_mixing/Dense_0/kernel': (_NPZ, 'Mixer npz', 'tanh'),
     'Mixer/encoderblock_0/token_mixing_phase_0/kernel1': (_NPZ, 'Mixer npz, pre-Linen', 'tanh'),
     'blocks.0.mlp_tokens.fc1.weight': (_TIMM, 'timm Mixer', 'erf'),
 }
 _EPS = 1e-6
-# Arguments of timm's MlpMixer that leave the model as it is, or that its arrays tell.
+# Arguments of timm's MlpMixer that do not change the model, or that its arrays determine.
 _HARMLESS = (
     *('num_classes', 'img_size', 'in_chans', 'patch_size', 'num_blocks', 'embed_dim', 'mlp_ratio'),
     *('drop_rate', 'proj_drop_rate', 'drop_path_rate', 'nlhb', 'global_pool'),
@@ -73,7 +73,7 @@ _PATCHES = (16, 32)
 
 
 def matches(flat: Mapping[str, Any]) -> bool:
-    """Whether these are the names of a Mixer."""
+    """Return whether these are the names of a Mixer."""
     return not _FORMS.keys().isdisjoint(flat)
 
 
@@ -81,8 +81,8 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     """Read a Mixer, with or without its head.
 
     Raises:
-      UserError: if a parameter is absent, unknown or of a wrong shape, or config.json is that of
-        another model of timm.
+      UserError: if a parameter is missing, unknown or has the wrong shape, or config.json describes
+        a different model of timm.
     """
     table, source, gelu = next(form for name, form in _FORMS.items() if name in flat)
     is_timm = table is _TIMM
@@ -96,21 +96,23 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     model = _keywords(params, source) | {'gelu': gelu, 'norm_eps': _EPS}
     size = _size(params, model, extra)
     _require_fit(params, model, size, source)
-    imported = TrainedModel.from_file(names.nested(params), model, size, source)
+    imported = TrainedModel.from_file(names.nest(params), model, size, source)
     unknown = preprocessing.UNKNOWN_NORMALIZATION if is_timm else ''
     return preprocessing.with_normalization(imported, extra, unknown)
 
 
 def _require_mixer(extra: Mapping[str, Any], source: str) -> None:
-    """Refuse timm's relatives of a Mixer, which have the same names."""
+    """Raise UserError for timm's relatives of a Mixer, which have the same names."""
     name = _timm.architecture(extra)
     if name and not name.startswith('mixer_'):
-        raise UserError(f'{source}: config.json names {name!r}; of its MLPs only mixer_* are read')
-    said = extra.get('model_args') or {}
-    if changed := sorted(said.keys() - {*_HARMLESS}):
+        raise UserError(
+            f'{source}: config.json names {name!r}; of its MLPs only mixer_* are supported'
+        )
+    model_args = extra.get('model_args') or {}
+    if changed := sorted(model_args.keys() - {*_HARMLESS}):
         what = ', '.join(changed)
         raise UserError(f'{source}: model_args {what} in config.json: not the model of the paper')
-    if (pool := said.get('global_pool', extra.get('global_pool', 'avg'))) != 'avg':
+    if (pool := model_args.get('global_pool', extra.get('global_pool', 'avg'))) != 'avg':
         raise UserError(f'{source}: global_pool {pool!r} is not supported (only avg)')
 
 
@@ -123,31 +125,35 @@ def _without_ones(name: str, array: np.ndarray) -> np.ndarray:
 
 
 def _keywords(params: Flat, source: str) -> dict[str, Any]:
-    """Keywords of the model, inferred from names and shapes."""
+    """Infer the model's keywords from names and shapes."""
 
     def shape(name: str, ndim: int) -> tuple[int, ...]:
         return names.shape_of(params, source, str, name, ndim)
 
-    patch_size, width = names.patches(params, source, str)
+    patch_size, width = names.patch_shape(params, source, str)
     return {
         'name': 'mixer',
         'num_classes': shape('head/kernel', 2)[1] if 'head/kernel' in params else None,
         'patch_size': patch_size,
         'width': width,
-        'depth': names.count(params, r'encoder/block_(\d+)/'),
+        'depth': names.count_blocks(params, r'encoder/block_(\d+)/'),
         'tokens_mlp_dim': shape('encoder/block_0/token_mixing/fc1/kernel', 2)[1],
         'channels_mlp_dim': shape('encoder/block_0/channel_mixing/fc1/kernel', 2)[1],
     }
 
 
 def _size(params: Flat, model: Mapping[str, Any], extra: Mapping[str, Any]) -> _vit.Size | None:
-    """Height and width of the images: the file's or the user's, if they have as many patches as
-    the file has weights for, or else a square.
+    """Return height and width of the images: the file's or the user's if they match the number of
+    weights for patches, or else a square.
     """
     side, patches = model['patch_size'], params['encoder/block_0/token_mixing/fc1/kernel'].shape[0]
-    told = (extra.get('model_args') or {}).get('img_size')
-    known = (extra.get('pretrained_cfg') or {}).get('input_size', ())[1:]
-    for size in ((told, told) if isinstance(told, int) else told, known, extra.get(GIVEN_SIZE)):
+    model_size = (extra.get('model_args') or {}).get('img_size')
+    pretrained_size = (extra.get('pretrained_cfg') or {}).get('input_size', ())[1:]
+    for size in (
+        (model_size, model_size) if isinstance(model_size, int) else model_size,
+        pretrained_size,
+        extra.get(GIVEN_SIZE),
+    ):
         if isinstance(size, list | tuple) and len(size) == 2:
             height, width = size
             if (height // side) * (width // side) == patches:
@@ -167,26 +173,26 @@ def _require_fit(params: Flat, model: Mapping[str, Any], size: Any, source: str)
         module.init, jax.random.key(0), jax.ShapeDtypeStruct(images, np.float32)
     )
     expected = names.empty_arrays(shapes['params'])
-    require_fit(params, expected, f'{source}: not a whole Mixer (shapes in our layout)')
+    require_fit(params, expected, f'{source}: incomplete Mixer (shapes in our layout)')
 
 
 def _npz(trained: TrainedModel) -> Written:
-    """Make the arrays for images in [-1, 1], which readers of such files assume."""
-    params, notes = adapt.for_images(trained, preprocessing.RANGE)
-    flat = names.flattened(params)
-    arrays = {names.theirs(name, _NPZ) or name: array for name, array in flat.items()}
+    """Convert to arrays for images in [-1, 1], which readers of such files assume."""
+    params, notes = adapt.renormalize(trained, preprocessing.RANGE)
+    flat = names.flatten(params)
+    arrays = {names.to_theirs(name, _NPZ) or name: array for name, array in flat.items()}
     return Written(arrays, notes=(*_notes(trained, 'tanh', '.npz files'), *notes))
 
 
 def _timm_files(trained: TrainedModel) -> Written:
-    """Make the files of timm's MlpMixer.
+    """Write the files of timm's MlpMixer.
 
     Raises:
       UserError: if timm has no Mixer of this size, or the image size is unknown.
     """
     model, size = fields(trained.model), trained.image_size
     if size is None:
-        raise UserError('the image size is unknown: give it for a file of timm')
+        raise UserError('the image size is unknown: set it to write a file for timm')
     letters = {shape[:2]: name.lower() for name, shape in VARIANTS.items() if name in 'SBL'}
     letter, patch = letters.get((model['width'], model['depth'])), model['patch_size']
     if letter is None or patch not in _PATCHES:
@@ -196,7 +202,7 @@ def _timm_files(trained: TrainedModel) -> Written:
         )
     classes, channels = model['num_classes'] or 0, trained.channels
     ratios = [model[key] / model['width'] for key in ('tokens_mlp_dim', 'channels_mlp_dim')]
-    told, notes = _timm.image_keys(trained.transforms, size)
+    image_settings, notes = _timm.image_keys(trained.transforms, size)
     config: dict[str, Any] = {
         'architecture': f'mixer_{letter}{patch}_224',
         'num_classes': classes,
@@ -206,22 +212,22 @@ def _timm_files(trained: TrainedModel) -> Written:
         'pretrained_cfg': {
             **{'num_classes': classes, 'input_size': [channels, *size], 'fixed_input_size': True},
             **preprocessing.normalization(trained, channels),
-            **told,
+            **image_settings,
         },
     }
     if trained.class_names:
         config['label_names'] = list(trained.class_names)
-    arrays = torch_layout.write(names.flattened(trained.params), _TIMM)
+    arrays = torch_layout.write(names.flatten(trained.params), _TIMM)
     return Written(arrays, config, (*_notes(trained, 'erf', 'timm'), *notes))
 
 
 def _notes(trained: TrainedModel, gelu: str, readers: str) -> tuple[str, ...]:
-    """Fields that the files cannot represent and that their readers set otherwise."""
-    theirs, ours = {'gelu': gelu, 'norm_eps': _EPS}, fields(trained.model)
+    """Note fields that the files cannot represent and that readers set differently."""
+    reader_values, model_fields = {'gelu': gelu, 'norm_eps': _EPS}, fields(trained.model)
     return tuple(
-        f'readers of {readers} compute with {key} {value}, this model with {ours[key]}'
-        for key, value in theirs.items()
-        if ours[key] != value
+        f'readers of {readers} use {key} {value}, but this model has {model_fields[key]}'
+        for key, value in reader_values.items()
+        if model_fields[key] != value
     )
 
 

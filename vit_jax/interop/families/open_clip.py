@@ -1,7 +1,7 @@
-"""OpenCLIP: open_clip_model.safetensors, and open_clip_config.json.
+"""OpenCLIP: open_clip_model.safetensors and open_clip_config.json.
 
-A CLIP of a ViT and a causal text tower is one of transformers under other names, and is read under
-the names of transformers, as is a text tower. An image tower of timm is read as timm's.
+A CLIP with a ViT and a causal text tower is the same as transformers' under different names, and is
+translated to these, as is a text tower. An image tower of timm is read as timm's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WEIGHTS = OPEN_CLIP_WEIGHTS
 POSITIONS = 'antialiased'
 _SOURCE = 'OpenCLIP'
 _VISUAL, _TEXT = 'visual.', 'text.'  # the second only with `custom_text`
-# Names of parts, and those of transformers.
+# Names of parts in OpenCLIP and in transformers.
 _BLOCK = (
     ('ln_1', 'layer_norm1'),
     ('attn.q', 'self_attn.q_proj'),
@@ -57,11 +57,11 @@ _TABLE: names.Table = (
     ('logit_scale', 'logit_scale'),
     *((a, f'text_model.{b}') for a, b in _BLOCKS),
 )
-# Stored as [in out], transposed from the weight of a dense layer.
+# Stored as [in out], the transpose of a dense layer's weight.
 _TRANSPOSED = ('visual.proj', 'text_projection')
 _UNUSED = ('attn_mask',)
 _TRUNK, _SCALE, _BIAS = 'visual.trunk.', 'logit_scale', 'logit_bias'
-# Keys of the towers' configs for parts that no model here has, and the values that leave them out.
+# Keys of the towers' configs for unsupported parts, with the values that disable them.
 _PARTS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(('hf_model_name', 'ls_init_value', 'block_type'), (None,)),
     **dict.fromkeys(('attentional_pool', 'no_ln_pre', 'final_ln_after_pool'), (False,)),
@@ -70,21 +70,21 @@ _PARTS: dict[str, tuple[Any, ...]] = {
     **{'pos_embed_type': ('learnable', 'learned'), 'text_arch': ('clip',)},
     'proj_type': ('linear',),
 }
-# Those of a tower that is read by the names of transformers.
+# Keys of a tower that is translated to transformers.
 _PLAIN = _PARTS | {
     **dict.fromkeys(('no_causal_mask', 'proj_bias'), (False,)),
     **{'pool_type': ('tok', 'argmax'), 'act_kwargs': (None, {})},
 }
-# Those of a text tower beside an image tower of timm.
+# Keys of a text tower next to an image tower of timm.
 _TEXT_PARTS = _PARTS | {'pool_type': ('argmax', 'last')}
 _ACTIVATIONS = {'none': 'gelu', 'tanh': 'gelu_pytorch_tanh'}  # act_kwargs.approximate
 _RESIZING = {'shortest': 'center', 'squash': 'squash'}  # resize_mode: timm's crop_mode
 
 
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
-    """Whether these are the names of an image tower and a text tower."""
-    words = (f'{text}token_embedding.weight' for text in ('', _TEXT))
-    has_text = any(map(flat.__contains__, words)) or _has(flat, 'text.transformer.')
+    """Return whether these are the names of an image tower and a text tower."""
+    embeddings = (f'{text}token_embedding.weight' for text in ('', _TEXT))
+    has_text = any(map(flat.__contains__, embeddings)) or _has(flat, 'text.transformer.')
     return has_text and ('visual.conv1.weight' in flat or _has(flat, _TRUNK))
 
 
@@ -93,20 +93,20 @@ def _has(flat: Mapping[str, np.ndarray], prefix: str) -> bool:
 
 
 def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
-    """A CLIP or CustomTextCLIP, as the model `clip`, or `open_clip` if its image tower is timm's.
+    """Read a CLIP or CustomTextCLIP as the model `clip`, or `open_clip` for timm's image towers.
 
     Raises:
-      UserError: if parameters are unknown, absent or of the wrong shape, or it has a part that no
-        model here has.
+      UserError: if parameters are unknown, missing or have the wrong shape, or a part is not
+        supported.
     """
     if _has(flat, _TRUNK):
         imported, config = _read_towers(flat, extra), _trunk_config(extra)
     else:
-        arrays, config = translated(flat, extra)
+        arrays, config = to_transformers(flat, extra)
         try:
             imported = transformers_clip.read(arrays, config)
         except UserError as error:
-            raise UserError(f'{_SOURCE}, by the names of transformers: {error}') from None
+            raise UserError(f'{_SOURCE}, translated to transformers: {error}') from None
     recipe = preprocessing.read_recipe(config, imported.image_size)
     text = recipe.text if recipe else ''
     notes = preprocessing.transform_notes(config, text)
@@ -115,51 +115,52 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
 
 
 def tower(flat: Flat, extra: Mapping[str, Any], part: str) -> tuple[Flat, dict[str, Any]]:
-    """The arrays and the config of one tower, 'vision' or 'text', by names of transformers or timm.
+    """Return arrays and config of one tower, 'vision' or 'text', translated to transformers or
+    timm.
 
     Raises:
-      UserError: if the tower has a part that no model here has.
+      UserError: if the tower has an unsupported part.
     """
     if not _has(flat, _TRUNK):
-        return texts.take_tower(*translated(flat, extra, (part,)), part)
+        return texts.take_tower(*to_transformers(flat, extra, (part,)), part)
     if part == 'vision':
         return _trunk(flat, extra), _trunk_config(extra)
     kind, arrays, config = _text_tower(flat, _model(extra))
     usual = _text.CLIP if kind.model['causal'] else _text.SIGLIP
     if not usual.model.items() <= kind.model.items():
-        raise UserError(f'{_SOURCE}: this text tower is read only beside its image tower')
-    own = 'clip' if usual is _text.CLIP else 'siglip'
-    return arrays, {**config, 'model_type': f'{own}_text_model'}
+        raise UserError(f'{_SOURCE}: this text tower can only be read with its image tower')
+    model_prefix = 'clip' if usual is _text.CLIP else 'siglip'
+    return arrays, {**config, 'model_type': f'{model_prefix}_text_model'}
 
 
 def _read_towers(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
-    """A CLIP with an image tower of timm.
+    """Read a CLIP with an image tower of timm.
 
     Raises:
-      UserError: as `read`.
+      UserError: see `read`.
     """
     model = _model(extra)
     kind, arrays, config = _text_tower(flat, model)
-    words_params, words = _text.read(kind, arrays, config, _SOURCE, _TEXT)
+    text_params, text_model = _text.read(kind, arrays, config, _SOURCE, _TEXT)
     image = timm_vit.read(_trunk(flat, extra), _trunk_config(extra))
     tower, params = image.model_config, dict(image.params)
     head = params.pop('head', None)
     embed_dim = tower['num_classes'] or tower['width']
-    if words['num_classes'] != embed_dim:
+    if text_model['num_classes'] != embed_dim:
         raise UserError(
-            f'{_SOURCE}: texts have {words["num_classes"]} features, images {embed_dim}'
+            f'{_SOURCE}: texts have {text_model["num_classes"]} features, but images {embed_dim}'
         )
     absent = [
         *(['image'] if head is None or 'bias' not in head else []),
-        *([] if words['head_bias'] else ['text']),
+        *([] if text_model['head_bias'] else ['text']),
         *([] if _BIAS in flat else ['logits']),
     ]
-    fields = _fields(tower, words)
+    fields = _fields(tower, text_model)
     fields |= {'embed_dim': embed_dim, 'project': head is not None, 'no_bias': '|'.join(absent)}
     params = {
         'image': params,
         **({'image_head': head} if head is not None else {}),
-        'text': words_params,
+        'text': text_params,
         'log_scale': flat[_SCALE].reshape(()),
         **({'bias': flat[_BIAS].reshape(())} if _BIAS in flat else {}),
     }
@@ -175,106 +176,111 @@ def _read_towers(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     return _text.with_spec(imported)
 
 
-def _fields(tower: Mapping[str, Any], words: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of the model that either tower alone determines."""
+def _fields(tower: Mapping[str, Any], text_model: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the model's fields that a single tower determines."""
     shape = ('width', 'depth', 'mlp_dim', 'num_heads')
     texts = ('vocab_size', 'length', 'causal', 'eos', 'gelu', 'norm_eps')
     return {
         'name': 'open_clip',
         **{key: tower[key] for key in ('patch_size', *shape, 'pool')},
-        **{f'text_{key}': words[key] for key in shape},
-        **{key: words[key] for key in texts},
-        'image_options': _options(tower, words),
+        **{f'text_{key}': text_model[key] for key in shape},
+        **{key: text_model[key] for key in texts},
+        'image_options': _options(tower, text_model),
     }
 
 
-def _options(tower: Mapping[str, Any], words: Mapping[str, Any]) -> str:
-    """The field `image_options`: what differs from a plain ViT and is no field of its own."""
-    own = siglip.Model.__dataclass_fields__
+def _options(tower: Mapping[str, Any], text_model: Mapping[str, Any]) -> str:
+    """Return the field `image_options`: differences from a plain ViT without a separate field."""
+    siglip_fields = siglip.Model.__dataclass_fields__
     plain = fields(vit.Model())
-    plain |= {key: words[key] for key in ('gelu', 'norm_eps')}
-    known = {'name', 'num_classes', *own} - {'gelu', 'norm_eps'}
-    options = {k: v for k, v in tower.items() if k not in known and v != plain[k]}
+    plain |= {key: text_model[key] for key in ('gelu', 'norm_eps')}
+    excluded = {'name', 'num_classes', *siglip_fields} - {'gelu', 'norm_eps'}
+    options = {k: v for k, v in tower.items() if k not in excluded and v != plain[k]}
     return f'vit({", ".join(f"{key}={value!r}" for key, value in options.items())})'
 
 
 def _model(extra: Mapping[str, Any]) -> dict[str, Any]:
-    """`model_cfg` of the config.
+    """Return `model_cfg` of the config.
 
     Raises:
-      UserError: if there is no config, or the model has a part that no model here has.
+      UserError: if there is no config, or the model has an unsupported part.
     """
-    told = extra.get(OPEN_CLIP)
-    if told is None:
+    open_clip_config = extra.get(OPEN_CLIP)
+    if open_clip_config is None:
         raise UserError(
-            f'{_SOURCE}: heads and GELU are unknown without {OPEN_CLIP}: put it beside the file'
+            f'{_SOURCE}: heads and GELU are unknown without {OPEN_CLIP}: put it next to the file'
         )
-    model: dict[str, Any] = told['model_cfg']
+    model: dict[str, Any] = open_clip_config['model_cfg']
     if 'multimodal_cfg' in model:
-        raise UserError(f'{_SOURCE}: no model here has the decoder of captions of multimodal_cfg')
+        raise UserError(f'{_SOURCE}: the caption decoder of multimodal_cfg is not supported')
     return model
 
 
 def _trunk(flat: Flat, extra: Mapping[str, Any]) -> Flat:
-    """The arrays of an image tower of timm.
+    """Return the arrays of an image tower of timm.
 
     Raises:
-      UserError: if it is no ViT, or has layers after those of timm.
+      UserError: if it is not a ViT, or has layers after timm's.
     """
     vision = _model(extra)['vision_cfg']
     name = str(vision.get('timm_model_name'))
     if _timm.architectures().get(name, {}).get('class') not in ('VisionTransformer', 'Eva'):
         raise UserError(
-            f'{_SOURCE}: no model here is like vision_cfg.timm_model_name {name!r}: of timm '
+            f'{_SOURCE}: vision_cfg.timm_model_name {name!r} is not supported: of timm '
             'only a VisionTransformer or an Eva is read'
         )
     if (proj := vision.get('timm_proj', 'linear')) not in (None, '', 'none'):
-        raise UserError(f'{_SOURCE}: no model here has vision_cfg.timm_proj {proj!r}')
+        raise UserError(f'{_SOURCE}: vision_cfg.timm_proj {proj!r} is not supported')
     return {n.removeprefix(_TRUNK): a for n, a in flat.items() if n.startswith(_TRUNK)}
 
 
 def _trunk_config(extra: Mapping[str, Any]) -> dict[str, Any]:
-    """The config.json that timm has for the image tower."""
-    told, rest = extra[OPEN_CLIP], {k: v for k, v in extra.items() if not k.endswith('_config')}
-    vision = told['model_cfg']['vision_cfg']
+    """Build timm's config.json of the image tower."""
+    open_clip_config, other_keys = (
+        extra[OPEN_CLIP],
+        {k: v for k, v in extra.items() if not k.endswith('_config')},
+    )
+    vision = open_clip_config['model_cfg']['vision_cfg']
     pool = vision.get('timm_pool', 'avg')
     return {
-        **{key: value for key, value in rest.items() if key not in ('model_type', OPEN_CLIP)},
+        **{key: value for key, value in other_keys.items() if key not in ('model_type', OPEN_CLIP)},
         'architecture': vision['timm_model_name'],
         **({'global_pool': pool} if pool else {}),
-        'pretrained_cfg': _images(told.get('preprocess_cfg') or {}, vision.get('image_size', 224)),
+        'pretrained_cfg': _images(
+            open_clip_config.get('preprocess_cfg') or {}, vision.get('image_size', 224)
+        ),
     }
 
 
 def _text_tower(flat: Flat, model: Mapping[str, Any]) -> tuple[_text.Kind, Flat, dict[str, Any]]:
-    """The kind of a text tower, its arrays and its config, by the names of transformers.
+    """Return the kind of a text tower, its arrays and its config, translated to transformers.
 
     Raises:
-      UserError: if it has a part that no model here has.
+      UserError: if it has an unsupported part.
     """
     text = model['text_cfg']
-    _require_plain('text_cfg', text, _TEXT_PARTS)
+    _require_supported('text_cfg', text, _TEXT_PARTS)
     causal, last = not text.get('no_causal_mask', False), text.get('pool_type') == 'last'
     if causal and last:
-        raise UserError(f"{_SOURCE}: no model here has text_cfg.pool_type 'last' of causal texts")
+        raise UserError(f"{_SOURCE}: text_cfg.pool_type 'last' of causal texts is not supported")
     usual = _text.CLIP if causal else _text.SIGLIP
-    own = {'causal': causal, 'eos': None if last else LARGEST}
-    own['head_bias'] = bool(text.get('proj_bias', False))
+    text_fields = {'causal': causal, 'eos': None if last else LARGEST}
+    text_fields['head_bias'] = bool(text.get('proj_bias', False))
     table = (
         *((f'text_projection.{leaf}', f'{usual.head}.{leaf}') for leaf in ('weight', 'bias')),
         ('text_projection', f'{usual.head}.weight'),
         *((a, b.removeprefix('text_model.')) for a, b in _TABLE if b.startswith('text_model.')),
     )
-    others = ('visual.', _SCALE, _BIAS)
-    parts = {n.removeprefix(_TEXT): a for n, a in flat.items() if not n.startswith(others)}
-    arrays = _renamed(parts, table)
+    other_prefixes = ('visual.', _SCALE, _BIAS)
+    parts = {n.removeprefix(_TEXT): a for n, a in flat.items() if not n.startswith(other_prefixes)}
+    arrays = _rename(parts, table)
     act = (text.get('act_kwargs') or {}).get('approximate', 'none')
     config = _text_config(model, _ACTIVATIONS[act])
-    return dataclasses.replace(usual, model=own), arrays, config
+    return dataclasses.replace(usual, model=text_fields), arrays, config
 
 
 def _text_config(model: Mapping[str, Any], gelu: str = 'gelu') -> dict[str, Any]:
-    """The config that transformers has for the text tower of a `model_cfg`."""
+    """Build transformers' config of the text tower of a `model_cfg`."""
     text = model['text_cfg']
     return {
         **_activation_and_epsilon(model, text, gelu),
@@ -292,43 +298,43 @@ def _activation_and_epsilon(
     }
 
 
-def translated(
+def to_transformers(
     flat: Flat, extra: Mapping[str, Any], towers: Sequence[str] = TOWERS
 ) -> tuple[Flat, dict[str, Any]]:
-    """The arrays and the config that transformers has for this CLIP, or for some of its towers.
+    """Translate arrays and config of this CLIP, or some of its towers, to transformers.
 
     Raises:
-      UserError: if a part or a key of the config is of another model.
+      UserError: if a part or a key of the config belongs to a different model.
     """
     config = _config(extra, towers)
     parts = {name.removeprefix(_TEXT): array for name, array in flat.items()}
     if 'text' not in towers:
         parts = {name: array for name, array in parts.items() if name.startswith(_VISUAL)}
-    rest = {key: value for key, value in extra.items() if not key.endswith('_config')}
-    return _renamed(parts, _TABLE), {**rest, **config}
+    other_keys = {key: value for key, value in extra.items() if not key.endswith('_config')}
+    return _rename(parts, _TABLE), {**other_keys, **config}
 
 
-def _renamed(parts: Flat, table: names.Table) -> Flat:
-    """Arrays by the names of a table, in the layouts of transformers."""
+def _rename(parts: Flat, table: names.Table) -> Flat:
+    """Rename arrays by a table, and convert them to transformers' layouts."""
     parts = {name: array for name, array in parts.items() if name not in _UNUSED}
-    parts = torch_layout.parted(parts, _SOURCE)
-    found = names.renamed({name: names.ours(name, table) for name in parts}, _SOURCE)
+    parts = torch_layout.split_fused(parts, _SOURCE)
+    names_in_file = names.file_names({name: names.to_ours(name, table) for name in parts}, _SOURCE)
     return {
-        ours: parts[theirs].T if theirs in _TRANSPOSED else parts[theirs]
-        for ours, theirs in found.items()
+        our_name: parts[their_name].T if their_name in _TRANSPOSED else parts[their_name]
+        for our_name, their_name in names_in_file.items()
     }
 
 
 def _config(extra: Mapping[str, Any], towers: Sequence[str]) -> dict[str, Any]:
-    """The config that transformers has for this CLIP, and timm's description of its images.
+    """Build transformers' config of this CLIP, and timm's image settings.
 
     Raises:
-      UserError: if there is none, or a tower has a part that such a CLIP does not have.
+      UserError: if there is no config, or a tower has a part that such a CLIP lacks.
     """
-    model, told = _model(extra), extra[OPEN_CLIP]
+    model, open_clip_config = _model(extra), extra[OPEN_CLIP]
     vision = model['vision_cfg']
     for part in towers:
-        _require_plain(f'{part}_cfg', model[f'{part}_cfg'], _PLAIN)
+        _require_supported(f'{part}_cfg', model[f'{part}_cfg'], _PLAIN)
     heads = vision['width'] // vision.get('head_width', 64)
     size = vision.get('image_size', 224)
     return {
@@ -339,62 +345,62 @@ def _config(extra: Mapping[str, Any], towers: Sequence[str]) -> dict[str, Any]:
             'patch_size': vision.get('patch_size', 16),
         },
         'text_config': _text_config(model),
-        'pretrained_cfg': _images(told.get('preprocess_cfg') or {}, size),
+        'pretrained_cfg': _images(open_clip_config.get('preprocess_cfg') or {}, size),
     }
 
 
-def _require_plain(
+def _require_supported(
     name: str, tower: Mapping[str, Any], plain: Mapping[str, tuple[Any, ...]]
 ) -> None:
-    """Raise UserError if a tower has a part that no model here has."""
+    """Raise UserError if a tower has an unsupported part."""
     for key, values in plain.items():
         if key in tower and tower[key] not in values:
             hint = '; FILE:vision reads its image tower' if key == 'hf_model_name' else ''
-            raise UserError(f'{_SOURCE}: no model here has {name}.{key} {tower[key]!r}{hint}')
+            raise UserError(f'{_SOURCE}: {name}.{key} {tower[key]!r} is not supported{hint}')
     if not isinstance(tower.get('layers', 12), int):
-        raise UserError(f'{_SOURCE}: no model here has the ResNet of {name}.layers')
+        raise UserError(f'{_SOURCE}: the ResNet of {name}.layers is not supported')
 
 
 def _images(config: Mapping[str, Any], size: Any) -> dict[str, Any]:
-    """The preparation of images, in the keys of timm's files."""
+    """Convert image settings to the keys of timm's files."""
     sides = [size, size] if isinstance(size, int) else list(size)
-    found = {key: list(config[key]) for key in ('mean', 'std') if key in config}
+    keys = {key: list(config[key]) for key in ('mean', 'std') if key in config}
     mode = config.get('resize_mode', 'shortest')
-    found['crop_mode'] = _RESIZING.get(mode, mode)
-    if mode not in _RESIZING:  # a note will say that they are cropped
-        return found | {'interpolation': mode}
+    keys['crop_mode'] = _RESIZING.get(mode, mode)
+    if mode not in _RESIZING:  # a note will report the crop
+        return keys | {'interpolation': mode}
     method = config.get('interpolation', 'bicubic')
-    return found | {'input_size': [3, *sides], 'interpolation': method, 'crop_pct': 1.0}
+    return keys | {'input_size': [3, *sides], 'interpolation': method, 'crop_pct': 1.0}
 
 
-# The names of a CLIP whose text tower is not `custom_text`.
+# Names of a CLIP whose text tower is not `custom_text`.
 _WRITTEN: names.Table = tuple(row for row in _TABLE if row[0] != 'text_projection.weight')
 _QUICK = {'quick': True, 'erf': False}  # `quick_gelu`
 
 
 def write(trained: TrainedModel) -> Written:
-    """Make the files of a CLIP.
+    """Write the files of a CLIP.
 
     Raises:
       UserError: if OpenCLIP has no such model, or the image size is unknown.
     """
     model = fields(trained.model)
     if model['gelu'] not in _QUICK:
-        raise UserError(f'no CLIP with gelu {model["gelu"]!r} is written for OpenCLIP')
+        raise UserError(f'OpenCLIP has no CLIP with gelu {model["gelu"]!r}')
     if model['eos'] not in (LARGEST, model['vocab_size'] - 1):
         raise UserError(
             f"OpenCLIP's texts end with the largest id, not with {model['eos']}: not written"
         )
-    made = transformers_clip.write(trained)
-    renamed = {str(names.theirs(name, _WRITTEN)): array for name, array in made.arrays.items()}
-    arrays = torch_layout.fused(
-        {n: array.T if n in _TRANSPOSED else array for n, array in renamed.items()},
+    written = transformers_clip.write(trained)
+    arrays = {str(names.to_theirs(name, _WRITTEN)): array for name, array in written.arrays.items()}
+    arrays = torch_layout.join_fused(
+        {n: array.T if n in _TRANSPOSED else array for n, array in arrays.items()},
         {'attn': 'in_proj'},
     )
-    assert made.config is not None
+    assert written.config is not None
     preparation, notes = _preparation(trained)
     config = {
-        'model_cfg': _model_config(model, made.config['vision_config']['image_size']),
+        'model_cfg': _model_config(model, written.config['vision_config']['image_size']),
         'preprocess_cfg': preparation,
     }
     text = json.dumps(config, indent=2, sort_keys=True) + '\n'
@@ -402,7 +408,7 @@ def write(trained: TrainedModel) -> Written:
 
 
 def _model_config(model: Mapping[str, Any], size: Any) -> dict[str, Any]:
-    """`model_cfg` of a CLIP with these fields, for images of this size."""
+    """Build `model_cfg` of a CLIP with these fields, for images of this size."""
     norm = {'norm_kwargs': {'eps': model['norm_eps']}} if model['norm_eps'] != 1e-5 else {}
     return {
         'embed_dim': model['embed_dim'],
@@ -423,15 +429,15 @@ def _model_config(model: Mapping[str, Any], size: Any) -> dict[str, Any]:
 
 
 def _preparation(trained: TrainedModel) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """`preprocess_cfg`, and notes on what it cannot say of the transforms."""
+    """Build `preprocess_cfg`, and note transforms that it cannot express."""
     config = preprocessing.normalization(trained, trained.channels)
-    told, notes = _timm.image_keys(trained.transforms, trained.image_size or (0, 0))
-    modes = {theirs: ours for ours, theirs in _RESIZING.items()}
-    if told.get('crop_mode') in modes and told.get('crop_pct') == 1.0:
-        mode = modes[told['crop_mode']]
-        return {**config, 'interpolation': told['interpolation'], 'resize_mode': mode}, (*notes,)
+    keys, notes = _timm.image_keys(trained.transforms, trained.image_size or (0, 0))
+    modes = {their_mode: our_mode for our_mode, their_mode in _RESIZING.items()}
+    if keys.get('crop_mode') in modes and keys.get('crop_pct') == 1.0:
+        mode = modes[keys['crop_mode']]
+        return {**config, 'interpolation': keys['interpolation'], 'resize_mode': mode}, (*notes,)
     if trained.transforms:
-        notes = (*notes, f'OpenCLIP cannot prepare images as here: {trained.transforms}')
+        notes = (*notes, f'OpenCLIP cannot express these transforms: {trained.transforms}')
     return {**config}, (*notes,)
 
 

@@ -1,7 +1,7 @@
-"""Image encoders of Segment Anything: the authors', those of transformers, and timm's `samvit_*`.
+"""Image encoders of Segment Anything: the authors', transformers', and timm's `samvit_*`.
 
-The prompt encoder and the mask decoder of whole models are left out, with a note. The authors'
-files are pickled: save their arrays as safetensors first. Written are transformers' files.
+The prompt encoder and the mask decoder are ignored, with a note. The authors' files are pickled:
+save their arrays as safetensors first. Files for transformers can be written.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import TrainedModel, Written, fields
 from vit_jax.tree_paths import require_fit
 
-# Interpolation of positions, timm's; the others take one size.
+# Interpolation of positions, timm's; the others only support one size.
 POSITIONS = 'antialiased'
 _SOURCE = 'SAM'
 _PARTS = (
@@ -34,8 +34,8 @@ _PARTS = (
 
 
 def _table(block: str, norm: str, fc: str, patches: str, neck: tuple[str, ...]) -> names.Table:
-    """The rows of one naming."""
-    ours = ('neck_conv_0', 'neck_norm_0', 'neck_conv_1', 'neck_norm_1')
+    """Build the rows of one naming scheme."""
+    our_names = ('neck_conv_0', 'neck_norm_0', 'neck_conv_1', 'neck_norm_1')
     parts = (
         *_PARTS,
         *((f'{norm}{i}', f'norm{i}') for i in (1, 2)),
@@ -45,7 +45,7 @@ def _table(block: str, norm: str, fc: str, patches: str, neck: tuple[str, ...]) 
         ('pos_embed', 'pos_embed'),
         (f'patch_embed.{patches}', 'patch_embed'),
         *((f'{block}.{{0}}.{a}', f'block_{{0}}/{b}') for a, b in parts),
-        *((f'neck.{a}', b) for a, b in zip(neck, ours, strict=True)),
+        *((f'neck.{a}', b) for a, b in zip(neck, our_names, strict=True)),
     )
 
 
@@ -56,20 +56,20 @@ TRANSFORMERS = _table(
     *('layers', 'layer_norm', 'lin', 'projection'),
     ('conv1', 'layer_norm1', 'conv2', 'layer_norm2'),
 )
-# Of the encoder in a whole model, and its naming.
+# Prefix of the encoder in a whole model, and its table.
 _PREFIXES = {'vision_encoder.': TRANSFORMERS, 'image_encoder.': AUTHORS, '': TIMM}
-# Widths of the published encoders, whose shapes do not determine the heads.
+# Heads by the width of published encoders, since shapes do not determine them.
 _HEADS = {768: 12, 1024: 16, 1280: 16}
 _TABLE = re.compile(r'block_(\d+)/attention/rows')
 
 
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
-    """Whether these are the names of such a model."""
+    """Return whether these are the names of such a model."""
     return _prefix(flat) is not None
 
 
 def _prefix(flat: Mapping[str, np.ndarray]) -> str | None:
-    """What stands before the encoder's names; None if there is no encoder."""
+    """Return the prefix of the encoder's names; None if there is no encoder."""
     for prefix in _PREFIXES:
         if any(re.match(rf'{prefix}(blocks|layers)\.0\.attn\.rel_pos_h$', name) for name in flat):
             return prefix
@@ -77,31 +77,31 @@ def _prefix(flat: Mapping[str, np.ndarray]) -> str | None:
 
 
 def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
-    """The image encoder of a SAM.
+    """Read the image encoder of a SAM.
 
     Raises:
-      UserError: if parameters are unknown, absent or of the wrong shape.
+      UserError: if parameters are unknown, missing or have the wrong shape.
     """
     prefix = _prefix(flat) or ''
     table = _PREFIXES[prefix]
     used = {n.removeprefix(prefix): array for n, array in flat.items() if n.startswith(prefix)}
-    others = sorted({name.partition('.')[0] for name in flat if not name.startswith(prefix)})
+    other_parts = sorted({name.partition('.')[0] for name in flat if not name.startswith(prefix)})
     if table is TIMM and 'blocks.0.mlp.lin1.weight' in used:
         table = AUTHORS
     arguments = _timm.arguments(extra, _SOURCE) if table is TIMM else {}
     config = {**arguments, **extra, **(extra.get('vision_config') or {})}
-    parts = torch_layout.parted(used, _SOURCE)
-    in_file = names.renamed({name: torch_layout.ours(name, table) for name in parts}, _SOURCE)
+    parts = torch_layout.split_fused(used, _SOURCE)
+    in_file = names.file_names({name: torch_layout.to_ours(name, table) for name in parts}, _SOURCE)
 
     def label(name: str) -> str:
-        return prefix + (in_file.get(name) or torch_layout.theirs(name, table))
+        return prefix + (in_file.get(name) or torch_layout.to_theirs(name, table))
 
-    width = names.patches(_kernel(parts, table), _SOURCE, label)[1]
+    width = names.patch_shape(_kernel(parts, table), _SOURCE, label)[1]
     heads = config.get('num_attention_heads') or config.get('num_heads') or _HEADS.get(width)
     if not heads or width % heads:
         raise UserError(
             f'{_SOURCE}: unknown number of attention heads of a model of width {width}; put its '
-            'config.json beside the file'
+            'config.json next to the file'
         )
     arrays = torch_layout.read(parts, table, heads, _SOURCE)
     size = _image_size(arrays, config, extra)
@@ -116,69 +116,73 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
         model['norm_eps'] = float(config.get('layer_norm_eps', 1e-6))
     keywords = {key: value for key, value in model.items() if key != 'name'}
     module = resolve('vit_jax.models', model['name'], 'Model')(**keywords)
-    context = f'{_SOURCE}: not a whole encoder (shapes in our layout)'
+    context = f'{_SOURCE}: incomplete encoder (shapes in our layout)'
     require_fit(arrays, _expected(arrays, module, size), context, label=label)
-    imported = TrainedModel.from_file(names.nested(arrays), model, size, _SOURCE)
-    if others:
-        imported = imported.with_notes(f'the image encoder is read; left out: {", ".join(others)}')
+    imported = TrainedModel.from_file(names.nest(arrays), model, size, _SOURCE)
+    if other_parts:
+        imported = imported.with_notes(
+            f'the image encoder is read; ignored: {", ".join(other_parts)}'
+        )
     return preprocessing.with_normalization(imported, extra, preprocessing.UNKNOWN_NORMALIZATION)
 
 
 def _kernel(parts: Flat, table: names.Table) -> Flat:
-    """The kernel of the patches, by our name and in our layout."""
-    theirs = torch_layout.theirs('patch_embed/kernel', table)
-    kernel = parts.get(theirs)
+    """Return the patch kernel in our layout."""
+    torch_name = torch_layout.to_theirs('patch_embed/kernel', table)
+    kernel = parts.get(torch_name)
     if kernel is None or kernel.ndim != 4:
-        raise UserError(f'{_SOURCE}: {theirs} is not in the file, or is no convolution')
+        raise UserError(f'{_SOURCE}: {torch_name} is not in the file, or is not a convolution')
     return {'patch_embed/kernel': kernel.transpose(2, 3, 1, 0)}
 
 
 def _flat_positions(table: np.ndarray) -> np.ndarray:
-    """[1 h w D] as [1 hw D]."""
+    """Reshape [1 h w D] to [1 hw D]."""
     return table.reshape(1, -1, table.shape[-1])
 
 
 def _image_size(
     arrays: Flat, config: Mapping[str, Any], extra: Mapping[str, Any]
 ) -> tuple[int, int]:
-    """Height and width of the images: of the positions, or those of config.json."""
+    """Return height and width of the images from the positions or config.json."""
     patch = arrays['patch_embed/kernel'].shape[0]
     table = arrays.get('pos_embed')
     if table is not None and table.ndim == 4:
         return table.shape[1] * patch, table.shape[2] * patch
-    found = config.get('img_size') or (extra.get('pretrained_cfg') or {}).get('input_size')
-    if not found:
-        raise UserError(f'{_SOURCE}: unknown size of images; put config.json beside the file')
-    return (found, found) if isinstance(found, int) else (int(found[-2]), int(found[-1]))
+    size = config.get('img_size') or (extra.get('pretrained_cfg') or {}).get('input_size')
+    if not size:
+        raise UserError(f'{_SOURCE}: unknown image size; put config.json next to the file')
+    return (size, size) if isinstance(size, int) else (int(size[-2]), int(size[-1]))
 
 
 def _keywords(
     arrays: Flat, config: Mapping[str, Any], heads: int, label: Callable[[str], str]
 ) -> dict[str, Any]:
-    """Keywords of `config.model`."""
+    """Return the keywords of `config.model`."""
     shape = functools.partial(names.shape_of, arrays, _SOURCE, label)
-    patch_size, width = names.patches(arrays, _SOURCE, label)
+    patch_size, width = names.patch_shape(arrays, _SOURCE, label)
     lengths = {int(m[1]): len(a) for n, a in arrays.items() if (m := _TABLE.fullmatch(n))}
     window = config.get('window_size') or (min(lengths.values()) + 1) // 2
     wide = [i for i, length in lengths.items() if length != 2 * window - 1]
-    told = config.get('global_attn_indexes')  # some may lie beyond a model made smaller
+    global_blocks = config.get('global_attn_indexes')  # may exceed the depth of a reduced model
     return {
         'name': 'sam_encoder',
         'num_classes': shape('head/kernel', 2)[1] if 'head/kernel' in arrays else None,
         'patch_size': patch_size,
         'width': width,
-        'depth': names.count(arrays, r'block_(\d+)/'),
+        'depth': names.count_blocks(arrays, r'block_(\d+)/'),
         'mlp_dim': shape('block_0/mlp/fc1/kernel', 2)[1],
         'num_heads': heads,
         'window': window,
-        'global_blocks': tuple(sorted(wide if told is None else lengths.keys() & set(told))),
+        'global_blocks': tuple(
+            sorted(wide if global_blocks is None else lengths.keys() & set(global_blocks))
+        ),
         'posemb': 'learn' if 'pos_embed' in arrays else 'none',
         'neck': None if 'norm/scale' in arrays else shape('neck_conv_0/kernel', 4)[3],
     }
 
 
 def _expected(arrays: Flat, module: Any, size: tuple[int, int]) -> Flat:
-    """The shapes of the module's parameters, with split projections."""
+    """Return the shapes of the module's parameters, projections split."""
     channels = arrays['patch_embed/kernel'].shape[2]
     images = jax.ShapeDtypeStruct((1, *size, channels), np.float32)
     return names.empty_arrays(jax.eval_shape(module.init, jax.random.key(0), images)['params'])
@@ -188,10 +192,10 @@ _ACTIVATIONS = {'erf': 'gelu', 'tanh': 'gelu_pytorch_tanh', 'quick': 'quick_gelu
 
 
 def write(trained: TrainedModel) -> Written:
-    """Make the files of a SamVisionModel.
+    """Write the files of a SamVisionModel.
 
     Raises:
-      UserError: if it has a head, no neck or no positions, or images that are not squares.
+      UserError: if the model has a head, no neck or no positions, or images are not square.
     """
     model = fields(trained.model)
     size = trained.image_size or (0, 0)
@@ -203,10 +207,10 @@ def write(trained: TrainedModel) -> Written:
     }
     if reasons := [reason for reason, is_so in lacking.items() if is_so]:
         raise UserError(f'transformers has no SAM encoder with {", ".join(reasons)}')
-    flat = names.flattened(trained.params)
+    flat = names.flatten(trained.params)
     side = size[0] // model['patch_size']
     flat['pos_embed'] = flat['pos_embed'].reshape(1, side, side, -1)
-    parts = torch_layout.fused(torch_layout.write(flat, TRANSFORMERS), {'attn': 'qkv'})
+    parts = torch_layout.join_fused(torch_layout.write(flat, TRANSFORMERS), {'attn': 'qkv'})
     arrays = {f'vision_encoder.{n}': array for n, array in parts.items()}
     config = {
         'model_type': 'sam_vision_model',

@@ -1,7 +1,7 @@
-"""Swins, also v2, of timm and of the authors (github.com/microsoft/Swin-Transformer): safetensors.
+"""Swin and Swin v2 of timm and the authors (github.com/microsoft/Swin-Transformer): safetensors.
 
 The authors' checkpoints are .pth files, {'model': arrays}: save these arrays as safetensors first.
-timm merges patches at the beginning of a stage, the authors at its end, which tells them apart. The
+timm merges patches at the start of a stage, the authors at its end, which identifies them. The
 normalization comes from timm's config.json.
 """
 
@@ -30,7 +30,7 @@ _ROWS = (
     ('norm1', 'norm1'),
     *((f'attn.{a}', f'attention/{b}') for a, b in (('q', 'query'), ('k', 'key'), ('v', 'value'))),
     ('attn.proj', 'attention/out'),
-    # Of a Swin v2.
+    # Swin v2.
     ('attn.q_bias', 'attention/query/bias'),
     ('attn.v_bias', 'attention/value/bias'),
     ('attn.logit_scale', _swin.SCALE),
@@ -59,16 +59,16 @@ TIMM: names.Table = (*_COMMON, *_merging('layers.{1}'), ('head.fc', 'head'))
 
 
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
-    """Whether these are the names of such a model."""
+    """Return whether these are the names of such a model."""
     return 'patch_embed.proj.weight' in flat and 'layers.0.blocks.0.norm1.weight' in flat
 
 
 def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
-    """A SwinTransformer, with or without its head.
+    """Read a SwinTransformer, with or without its head.
 
     Raises:
-      UserError: if parameters are unknown, absent or of the wrong shape, or the model has a part
-        that ours does not.
+      UserError: if parameters are unknown, missing or have the wrong shape, or the model has a part
+        that ours lacks.
     """
     table, source = TIMM, 'timm Swin'
     if 'layers.0.downsample.reduction.weight' in flat or 'head.weight' in flat:
@@ -77,7 +77,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
         if name in flat:
             raise UserError(f'{source}: not supported: {reason} ({name})')
     used = {name: array for name, array in flat.items() if not name.endswith(_UNUSED)}
-    parts = torch_layout.parted(used, source)
+    parts = torch_layout.split_fused(used, source)
     size, windows = images_of(extra), None
     if 'layers.0.blocks.0.attn.logit_scale' in flat:
         named = _named(extra, source)
@@ -115,7 +115,7 @@ def require_like(imported: TrainedModel, extra: Mapping[str, Any]) -> None:
 
 
 def _named(config: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """The windows of a Swin v2: from `model_args`, or else from the architecture's name, such as
+    """Return the windows of a Swin v2: from `model_args`, or the architecture's name, such as
     swinv2_base_window12to16_192to256.
     """
     arguments = config.get('model_args') or {}
@@ -125,7 +125,7 @@ def _named(config: Mapping[str, Any], source: str) -> dict[str, Any]:
     if not isinstance(window, int) and (window is not None or not match):
         raise UserError(
             f"{source} v2: unknown window size; put config.json with one of timm's "
-            'architectures, or model_args with window_size, beside the file'
+            'architectures, or model_args with window_size, next to the file'
         )
     first, second, pixels, more = map(int, match.groups(default='0')) if match else (0, 0, 0, 0)
     pretrained = [min(first, pixels // 4 // 2**i) for i in range(4)] if second else ()
@@ -137,7 +137,7 @@ def _named(config: Mapping[str, Any], source: str) -> dict[str, Any]:
 
 
 def images_of(config: Mapping[str, Any]) -> _swin.Size | None:
-    """Height and width of the images, if config.json has them."""
+    """Return height and width of the images, if config.json has them."""
     side = (config.get('model_args') or {}).get('img_size')
     if side is not None:
         return (int(side), int(side)) if isinstance(side, int) else (int(side[0]), int(side[1]))

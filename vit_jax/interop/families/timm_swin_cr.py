@@ -1,8 +1,8 @@
-"""Swins v2 CR of timm, `swinv2_cr_*`: safetensors, and config.json.
+"""timm's Swin v2 CR, `swinv2_cr_*`: safetensors and config.json.
 
-Patches are merged at the beginning of a stage, and the norm after the last block is the model's
-final one. In training, timm drops an eighth of the hidden units of the position biases' MLP, which
-is not done here.
+Patches are merged at the start of a stage, and the norm after the last block is our final norm. In
+training, timm drops an eighth of the hidden units of the position bias MLP, which this package does
+not.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import TrainedModel
 
 _SOURCE = 'timm Swin v2 CR'
-_STAGE, _RATIO = 'stages.{0}', 8  # of the grid of patches to a window
+_STAGE, _RATIO = 'stages.{0}', 8  # patches per side of the grid / windows per side
 _ROWS = (
     *((f'norm{i}', f'norm{i}') for i in (1, 2, 3)),
     *((f'attn.{a}', f'attention/{b}') for a, b in (('q', 'query'), ('k', 'key'), ('v', 'value'))),
@@ -42,16 +42,16 @@ _EXTRA = re.compile(r'stages\.(\d+)\.blocks\.(\d+)\.norm3\.weight')
 
 
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
-    """Whether these are the names of such a model."""
+    """Return whether these are the names of such a model."""
     return 'stages.0.blocks.0.attn.meta_mlp.fc1.weight' in flat
 
 
 def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
-    """A SwinTransformerV2Cr.
+    """Read a SwinTransformerV2Cr.
 
     Raises:
-      UserError: if parameters are unknown, absent or of the wrong shape, or the model has a part
-        that ours does not.
+      UserError: if parameters are unknown, missing or have the wrong shape, or the model has a part
+        that ours lacks.
     """
     last = max((int(m[1]), int(m[2])) for n in flat if (m := _BLOCK.match(n)))
     end = f'stages.{last[0]}.blocks.{last[1]}.norm3.'
@@ -64,42 +64,42 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
         'window': _window(extra, size[0] // max(kernel.shape[-1], 1)),
         'extra_norms': tuple(extras),
     }
-    parts = torch_layout.parted(used, _SOURCE)
+    parts = torch_layout.split_fused(used, _SOURCE)
     imported = _swin.assemble(parts, TABLE, _SOURCE, extra, image_size=size, windows=windows)
     timm_swin.require_like(imported, extra)
     return preprocessing.with_normalization(imported, extra, preprocessing.UNKNOWN_NORMALIZATION)
 
 
 def _image_size(config: Mapping[str, Any]) -> _swin.Size:
-    """Height and width of the images, of config.json or in the name of the architecture.
+    """Return height and width of the images from config.json or the architecture's name.
 
     Raises:
-      UserError: if neither has them, or they are no square.
+      UserError: if neither has them, or the images are not square.
     """
     name = str(config.get('architecture') or '').partition('.')[0]
     number = re.fullmatch(r'swinv2_cr_\w+_(\d+)', name)
-    found = timm_swin.images_of(config) or ((int(number[1]),) * 2 if number else None)
-    if found is None or found[0] != found[1]:
+    size = timm_swin.images_of(config) or ((int(number[1]),) * 2 if number else None)
+    if size is None or size[0] != size[1]:
         raise UserError(
-            f'{_SOURCE}: images have to be squares of a known size; put config.json with one of '
-            "timm's architectures, or model_args with img_size, beside the file"
+            f'{_SOURCE}: images must be squares of a known size; add a config.json with one of '
+            "timm's architectures, or model_args with img_size"
         )
-    return found[0], found[1]
+    return size[0], size[1]
 
 
 def _window(config: Mapping[str, Any], grid: int) -> int:
-    """The side of the windows: an eighth of that of the grid, unless model_args have another.
+    """Return the side of the windows: 1/8 of the grid's side, unless set in model_args.
 
     Raises:
-      UserError: if stages differ, or windows are no squares.
+      UserError: if stages differ, or windows are not square.
     """
-    said = config.get('model_args') or {}
-    window, ratio = said.get('window_size'), said.get('window_ratio') or _RATIO
+    model_args = config.get('model_args') or {}
+    window, ratio = model_args.get('window_size'), model_args.get('window_ratio') or _RATIO
     if isinstance(window, list | tuple) and len({*map(str, window)}) == 1:
         window = window[0]
     for key, value in (('window_size', window or 1), ('window_ratio', ratio)):
         if not isinstance(value, int):
             raise UserError(
-                f'{_SOURCE}: {key} {said[key]} is not supported: one number for all stages'
+                f'{_SOURCE}: {key} {model_args[key]} is not supported: one number for all stages'
             )
     return window or max(1, grid // ratio)

@@ -1,8 +1,7 @@
-"""ViTs of timm, and of DINOv2's authors, whose names are alike: safetensors, and config.json.
+"""timm's and DINOv2 authors' ViTs, which have similar names: safetensors and config.json.
 
-The architecture that config.json names determines the heads, the pooling, the GELU and the
-epsilons; see `_timm.arguments`. The mean and standard deviation in config.json become those of the
-task.
+The architecture named by config.json determines heads, pooling, GELU and epsilons; see
+`_timm.arguments`. Its mean and standard deviation become those of the task.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel, Written
 from vit_jax.models.vit_factorized import TABLES
 
-# Interpolation of positions by architecture; 'antialiased' for all others.
+# Interpolation of positions by architecture; 'antialiased' by default.
 _POSITIONS = (('(base|huge)_patch16_radio_v3', 'bilinear'), ('flexivit|radio', 'linear'))
 _SOURCE = 'timm ViT'
 _BLOCK = ('blocks.{0}', 'encoder/block_{0}')
@@ -29,7 +28,7 @@ _RELATIVE = 'relative_position_bias_table'
 _NAFLEX = 'embeds.proj.weight'
 _MLP = ('gate', 'fc1', 'norm', 'fc2')
 _ATTENTION = (('q', 'query'), ('k', 'key'), ('v', 'value'), ('proj', 'out'))
-# The ResNet of a hybrid; timm has another name for its root if there are no stages.
+# ResNet of a hybrid; timm names its root differently if there are no stages.
 _BACKBONE = 'patch_embed.backbone'
 _UNIT = (f'{_BACKBONE}.stages.{{0}}.blocks.{{0}}', 'resnet/stage_{0}/block_{0}')
 _RESNET: names.Table = (
@@ -48,7 +47,7 @@ _RESNET: names.Table = (
 )
 # `global_pool`, and our equivalent pools, without and with a class token.
 _POOLS = {'token': (None, 'cls'), 'avg': ('gap', 'patches'), 'map': ('map', 'cls_map')}
-# Parts that no model here has, by the names of their arrays.
+# Unsupported parts, by names of their arrays.
 _UNSUPPORTED = ((r'patch_embed\.norm\..*', 'a norm of the embedded patches, as in AIMv2'),)
 TABLE: names.Table = (
     ('cls_token', 'cls_token'),
@@ -76,7 +75,7 @@ TABLE: names.Table = (
     (f'{_BLOCK[0]}.attn.{_RELATIVE}', f'{_BLOCK[1]}/attention/position_bias/table'),
     (f'rel_pos_bias.{_RELATIVE}', 'position_bias/table'),
     *_RESNET,
-    # A NaFlexViT's.
+    # NaFlexViT.
     *(
         (f'embeds.{a}', b)
         for a, b in (('cls_token', 'cls_token'), ('reg_token', 'register_tokens'))
@@ -87,52 +86,53 @@ TABLE: names.Table = (
 
 _FACTORIZED = {'name': 'vit_factorized', 'posemb': 'learn', 'posemb_prefix': 'none'}
 
-# The layout of DINOv2's authors: one layer for gates and values, and blocks in chunks, with their
-# numbers in the whole model: blocks.CHUNK.NUMBER. The files say nothing about heads and images.
+# Layout of DINOv2's authors: gates and values in one layer, and blocks in chunks, numbered
+# consecutively: blocks.CHUNK.NUMBER. The files do not contain the number of heads or image
+# settings.
 _AUTHORS = 'DINOv2'
 _DINOV2: names.Table = (('register_tokens', 'register_tokens'), *TABLE)
-_DINOV3 = 'rope_embed.periods'  # of DINOv3's authors, whose names are alike
+_DINOV3 = 'rope_embed.periods'  # of DINOv3's authors, whose names are similar
 _CHUNKED = re.compile(r'blocks\.\d+\.(\d+)\.')
 _GATED = {'mlp.w12.': 'mlp.fc1.', 'mlp.w3.': 'mlp.fc2.'}
 _HEAD_WIDTH, _DINOV2_EPS = 64, 1e-6
 
 
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
-    """Whether these are the names of such a model, and not also those of pretraining."""
+    """Return whether these are the names of such a model, without parts for pretraining."""
     if _is_dinov2(flat):
         return True
-    known = 'patch_embed.proj.weight' in flat or _NAFLEX in flat
-    is_vit = known and any(name.startswith('blocks.0.') for name in flat)
-    others = ('decoder_pred.weight', 'mask_token', 'blocks.0.attn.rel_pos_h', _DINOV3)
-    return is_vit and flat.keys().isdisjoint(others)
+    has_patches = 'patch_embed.proj.weight' in flat or _NAFLEX in flat
+    is_vit = has_patches and any(name.startswith('blocks.0.') for name in flat)
+    excluded = ('decoder_pred.weight', 'mask_token', 'blocks.0.attn.rel_pos_h', _DINOV3)
+    return is_vit and flat.keys().isdisjoint(excluded)
 
 
 def _is_dinov2(flat: Mapping[str, np.ndarray]) -> bool:
-    """Whether the names are those of DINOv2's authors, with a token for masked patches."""
+    """Return whether these are names of DINOv2's authors, with a token for masked patches."""
     is_scaled = any(re.fullmatch(r'blocks\.(\d+\.)?0\.ls1\.gamma', name) for name in flat)
     is_dinov2 = is_scaled and _DINOV3 not in flat
     return is_dinov2 and {'mask_token', 'patch_embed.proj.weight'} <= flat.keys()
 
 
 def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
-    """A VisionTransformer of timm, or a DinoVisionTransformer of DINOv2's authors.
+    """Read timm's VisionTransformer, or the DinoVisionTransformer of DINOv2's authors.
 
     Raises:
-      UserError: if parameters are unknown, absent or of the wrong shape, or the model has a part
-        that ours does not.
+      UserError: if parameters are unknown, missing or have the wrong shape, or the model has a part
+        that ours lacks.
     """
     if _is_dinov2(flat):
         return _read_dinov2(flat, extra)
     source = _SOURCE
     arguments = _timm.arguments(extra, source)
     _require_known(flat, arguments)
-    flat, own = _timm.naflex(flat, arguments, source) if _NAFLEX in flat else (flat, [])
+    flat, position_sizes = _timm.naflex(flat, arguments, source) if _NAFLEX in flat else (flat, [])
     parts = _timm.plain(flat, source)
-    in_file = names.renamed({name: torch_layout.ours(name, TABLE) for name in parts}, source)
-    shapes = {name: parts[theirs].shape for name, theirs in in_file.items()}
+    in_file = names.file_names({name: torch_layout.to_ours(name, TABLE) for name in parts}, source)
+    shapes = {name: parts[torch_name].shape for name, torch_name in in_file.items()}
     params = torch_layout.read(parts, TABLE, _heads(extra, arguments, shapes), source)
     params = _with_pool_heads(params, arguments.get('attn_pool_num_heads'))
-    sizes = [*own, *_sizes(extra, arguments)]
+    sizes = [*position_sizes, *_sizes(extra, arguments)]
     norm, norm_eps = _timm.norm(arguments, source)
     positions = _timm.positions(arguments, source)
     factorized = set(TABLES) <= params.keys()
@@ -140,40 +140,40 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     imported = _vit.assemble(
         params,
         source,
-        lambda name: in_file.get(name) or torch_layout.theirs(name, TABLE),
+        lambda name: in_file.get(name) or torch_layout.to_theirs(name, TABLE),
         gelu=_timm.gelu(arguments, source, 'blocks.0.mlp.gate.weight' in parts),
         norm_eps=norm_eps,
         hints=[*sizes, extra[GIVEN_SIZE]] if GIVEN_SIZE in extra else sizes,
         rows=_prefix_rows(params, arguments, sizes),
         posemb='none' if absent else 'learn',
-        image_size=own[0] if factorized else None,
+        image_size=position_sizes[0] if factorized else None,
         fields=_fields(params, norm, positions)
         | (_FACTORIZED if factorized else {})
         | _timm.norm_place(arguments)
         | _timm.final_norm(arguments),
     )
-    imported = _pooled(imported, arguments.get('global_pool'))
+    imported = _set_pool(imported, arguments.get('global_pool'))
     if 'class' not in arguments:
         imported = imported.with_notes(_assumed(imported.model_config, extra))
     name = _timm.architecture(extra)
-    found = (method for pattern, method in _POSITIONS if re.search(pattern, name))
-    method = _timm.naflex_positions(arguments) if own else next(found, 'antialiased')
+    methods = (method for pattern, method in _POSITIONS if re.search(pattern, name))
+    method = _timm.naflex_positions(arguments) if position_sizes else next(methods, 'antialiased')
     imported = dataclasses.replace(imported, positions=method)
     return preprocessing.with_normalization(imported, extra, preprocessing.UNKNOWN_NORMALIZATION)
 
 
 def _read_dinov2(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
-    """A DinoVisionTransformer of the authors, whose `x_norm_clstoken` is our `pre_logits`."""
+    """Read the authors' DinoVisionTransformer, whose `x_norm_clstoken` is our `pre_logits`."""
     in_file = {_timm_name(name): name for name in flat if name != 'mask_token'}
     if len(in_file) < len(flat) - 1:
-        raise UserError(f'{_AUTHORS}: two chunks hold a block with the same number')
-    parts = _timm.plain({name: flat[theirs] for name, theirs in in_file.items()}, _AUTHORS)
+        raise UserError(f'{_AUTHORS}: two chunks have a block with the same number')
+    parts = _timm.plain({name: flat[torch_name] for name, torch_name in in_file.items()}, _AUTHORS)
     width = parts['patch_embed.proj.weight'].shape[0]
     params = torch_layout.read(parts, _DINOV2, max(width // _HEAD_WIDTH, 1), _AUTHORS)
     imported = _vit.assemble(
         params,
         _AUTHORS,
-        lambda name: in_file.get(theirs := torch_layout.theirs(name, _DINOV2), theirs),
+        lambda name: in_file.get(torch_name := torch_layout.to_theirs(name, _DINOV2), torch_name),
         gelu='erf',
         norm_eps=_DINOV2_EPS,
         hints=[extra[GIVEN_SIZE]] if GIVEN_SIZE in extra else [],
@@ -181,25 +181,25 @@ def _read_dinov2(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     )
     positions = 'antialiased' if 'register_tokens' in params else 'bicubic_offset'
     imported = dataclasses.replace(imported, positions=positions)
-    return preprocessing.with_normalization(imported, preprocessing.or_imagenet(extra))
+    return preprocessing.with_normalization(imported, preprocessing.with_imagenet_default(extra))
 
 
 def _timm_name(name: str) -> str:
-    """A name without its chunk, and with timm's names of gated layers."""
+    """Remove the chunk from a name, and use timm's names of gated layers."""
     name = _CHUNKED.sub(r'blocks.\1.', name)
-    for theirs, same in _GATED.items():
-        name = name.replace(theirs, same)
+    for torch_name, timm_name in _GATED.items():
+        name = name.replace(torch_name, timm_name)
     return name
 
 
 def _require_known(flat: Flat, arguments: Mapping[str, Any]) -> None:
-    """Raise UserError if the file has a part of a known name that no model here has."""
+    """Raise UserError if the file has an unsupported part with a known name."""
     for pattern, part in _UNSUPPORTED:
         if name := next((name for name in flat if re.fullmatch(pattern, name)), None):
-            raise UserError(f'{_SOURCE}: no model here has {part} ({name})')
+            raise UserError(f'{_SOURCE}: {part} is not supported ({name})')
     if arguments.get('class') == 'VisionTransformerSAM':
         raise UserError(
-            f'{_SOURCE}: the file holds no attn.rel_pos_h of a SAM with windows, unlike the '
+            f'{_SOURCE}: the file lacks attn.rel_pos_h of a SAM with windows, unlike the '
             'architecture in config.json'
         )
     if (_NAFLEX in flat) != (arguments.get('class') == _timm.NAFLEX):
@@ -210,19 +210,19 @@ def _require_known(flat: Flat, arguments: Mapping[str, Any]) -> None:
         )
     if {'cls_token', 'attn_pool.latent'} <= flat.keys() and arguments.get('class') != 'Eva':
         raise UserError(
-            f'{_SOURCE}: no model here has a class token beside attention pooling of the patches'
+            f'{_SOURCE}: a class token with attention pooling of the patches is not supported'
         )
 
 
 def _with_pool_heads(params: Flat, heads: int | None) -> Flat:
-    """The parameters with attention pooling in as many heads, if it has a number of its own.
+    """Reshape attention pooling to its own number of heads, if it has one.
 
     Raises:
-      UserError: if they do not divide the width.
+      UserError: if the number of heads does not divide the width.
     """
     if not heads:
         return params
-    found = dict(params)
+    result = dict(params)
     for name, array in params.items():
         match = re.fullmatch(r'map_head/attention/(\w+)/(kernel|bias)', name)
         if match is None or match.groups() == ('out', 'bias'):
@@ -230,10 +230,10 @@ def _with_pool_heads(params: Flat, heads: int | None) -> Flat:
         *before, width = array.shape
         shape = (heads, -1, width) if match[1] == 'out' else (*before[:-1], heads, -1)
         try:
-            found[name] = array.reshape(shape)
+            result[name] = array.reshape(shape)
         except ValueError:
             raise UserError(f'{_SOURCE}: attn_pool_num_heads cannot be {heads}') from None
-    return found
+    return result
 
 
 def _has_relative(params: Flat) -> bool:
@@ -241,7 +241,7 @@ def _has_relative(params: Flat) -> bool:
 
 
 def _fields(params: Flat, norm: str, positions: str) -> dict[str, Any]:
-    """Fields that differ from those of a plain ViT."""
+    """Return the fields that differ from a plain ViT."""
     fields = {'norm': norm, 'positions': positions}
     fields |= {'qk_norm': norm} if 'encoder/block_0/attention/q_norm/scale' in params else {}
     fields |= {'epsilons': 'timm'} if 'resnet/root/conv/kernel' in params else {}
@@ -252,10 +252,10 @@ def _fields(params: Flat, norm: str, positions: str) -> dict[str, Any]:
 def _heads(
     extra: Mapping[str, Any], arguments: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
 ) -> int:
-    """The number of heads of the architecture; without one, that of the published model.
+    """Return the architecture's number of heads, by default that of the published model.
 
     Raises:
-      UserError: if it is not known.
+      UserError: if the number is unknown.
     """
     width = shapes.get('patch_embed/kernel', (0,))[0]
     if heads := _timm.num_heads(arguments, width):
@@ -263,13 +263,13 @@ def _heads(
     if extra.get('architecture'):
         raise UserError(
             f'{_SOURCE}: unknown number of attention heads of a {extra["architecture"]!r} of '
-            f'width {width}; give num_heads in model_args of config.json'
+            f'width {width}; set num_heads in model_args of config.json'
         )
     return _vit.published_heads(shapes, _SOURCE)
 
 
 def _assumed(model: Mapping[str, Any], extra: Mapping[str, Any]) -> str:
-    """The assumptions about an unknown architecture: several models have the same arrays."""
+    """Describe assumptions about an unknown architecture: several models have the same arrays."""
     name = _timm.architecture(extra)
     unknown = (
         f'{name!r} is not a ViT of timm' if name else 'config.json names no architecture of timm'
@@ -280,19 +280,19 @@ def _assumed(model: Mapping[str, Any], extra: Mapping[str, Any]) -> str:
     )
 
 
-def _pooled(imported: TrainedModel, pool: Any) -> TrainedModel:
-    """The model with the pooling of config.json, which arrays do not fully determine.
+def _set_pool(imported: TrainedModel, pool: Any) -> TrainedModel:
+    """Set the pooling of config.json, which arrays do not fully determine.
 
     Raises:
-      UserError: if no model here has this pooling, or the arrays belong to another one.
+      UserError: if the pooling is not supported, or contradicts the arrays.
     """
-    ours, has_token = imported.model_config['pool'], 'cls_token' in imported.params
+    our_pool, has_token = imported.model_config['pool'], 'cls_token' in imported.params
     wanted = _POOLS.get(str(pool), (None, None))[has_token]
-    if (ours, wanted) == ('cls', 'patches'):  # both have the same arrays
+    if (our_pool, wanted) == ('cls', 'patches'):  # both have the same arrays
         return imported.with_groups(model=imported.model_config | {'pool': wanted})
-    if ours == 'distilled' and pool in (None, 'token'):
+    if our_pool == 'distilled' and pool in (None, 'token'):
         return imported
-    if pool is not None and wanted != ours:
+    if pool is not None and wanted != our_pool:
         raise UserError(
             f'{_SOURCE}: global_pool {pool!r} of a model with {"a" if has_token else "no"} class '
             f'token is not supported{_reason(imported)}'
@@ -301,14 +301,14 @@ def _pooled(imported: TrainedModel, pool: Any) -> TrainedModel:
 
 
 def _reason(imported: TrainedModel) -> str:
-    """The array that contradicts a pooling, for the message."""
+    """Describe the array that contradicts a pooling."""
     if imported.model_config['fc_norm']:
         return ' (the file holds a norm that comes after the mean)'
     return ' (the file holds attention pooling)' if imported.model_config['pool'] == 'map' else ''
 
 
 def _prefix_rows(params: Flat, arguments: Mapping[str, Any], sizes: Sequence[_vit.Size]) -> int:
-    """The number of positions before those of the patches: 0 with `no_embed_class`."""
+    """Return the number of positions before the patches: 0 with `no_embed_class`."""
     registers = params['register_tokens'].shape[1] if 'register_tokens' in params else 0
     tokens = sum(name in params for name in ('cls_token', 'dist_token'))
     prefix = tokens + registers
@@ -316,14 +316,14 @@ def _prefix_rows(params: Flat, arguments: Mapping[str, Any], sizes: Sequence[_vi
         return 0
     if 'no_embed_class' in arguments or 'class' in arguments:
         return prefix
-    known = _vit.first_rows(params, sizes, (0, prefix))
-    if known is not None:
-        return known
+    rows = _vit.first_rows(params, sizes, (0, prefix))
+    if rows is not None:
+        return rows
     return prefix if _vit.square_side(params['pos_embed'].shape[1]) is None else 0
 
 
 def _sizes(config: Mapping[str, Any], arguments: Mapping[str, Any]) -> list[_vit.Size]:
-    """Heights and widths of the images in config.json."""
+    """Return possible heights and widths of the images from config.json."""
     side = arguments.get('img_size')
     pretrained = (config.get('pretrained_cfg') or {}).get('input_size', ())[1:]
     square = (side, side) if isinstance(side, int) else side
@@ -337,7 +337,7 @@ def _sizes(config: Mapping[str, Any], arguments: Mapping[str, Any]) -> list[_vit
 
 
 def write(trained: TrainedModel) -> Written:
-    """Make the files of timm's VisionTransformer; see `_timm.write`."""
+    """Write the files of timm's VisionTransformer; see `_timm.write`."""
     return _timm.write(trained, TABLE)
 
 

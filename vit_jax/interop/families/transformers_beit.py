@@ -1,6 +1,6 @@
-"""BEiTs of transformers, and Data2VecVision, which is one: safetensors, and config.json.
+"""BEiT and Data2VecVision of transformers: safetensors and config.json.
 
-Relative positions belong to each block or are shared by all.
+Relative positions belong to each block or are shared by all blocks.
 """
 
 from __future__ import annotations
@@ -34,25 +34,26 @@ _KIND = _transformers.Kind(
     ('beit', 'data2vec-vision'),
     TABLE,
     prefixes=('beit.', 'data2vec_vision.'),
-    unused=('embeddings.mask_token',),  # of pretraining
+    unused=('embeddings.mask_token',),  # for pretraining
     defaults={'layer_norm_eps': 1e-12, 'num_attention_heads': 12},
 )
 
 
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
-    """Whether these are the names of such a model."""
-    known = {_KIND.plain(name) for name in flat}
-    is_vit = f'{_LAYER}.0.layernorm_before.weight' in known
-    return is_vit and bool({f'{_LAYER}.0.lambda_1', 'pooler.layernorm.weight'} & known)
+    """Return whether these are the names of such a model."""
+    plain_names = {_KIND.plain(name) for name in flat}
+    is_vit = f'{_LAYER}.0.layernorm_before.weight' in plain_names
+    return is_vit and bool({f'{_LAYER}.0.lambda_1', 'pooler.layernorm.weight'} & plain_names)
 
 
 def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
-    """A BeitModel, whose `pooler_output` is our `pre_logits`, or a BeitForImageClassification.
+    """Read a BeitModel, whose `pooler_output` is our `pre_logits`, or a BeitForImageClassification.
 
-    A Data2VecVisionModel without a pooler has no final norm, unless it takes the class token.
+    A Data2VecVisionModel without a pooler has no final norm, unless it uses the class token.
 
     Raises:
-      UserError: if parameters are unknown, absent or of the wrong shape, or do not fit the config.
+      UserError: if parameters are unknown, missing or have the wrong shape, or contradict the
+        config.
     """
     used = {n: a for n, a in _KIND.used(flat).items() if not n.endswith('relative_position_index')}
     fields = {'pool': 'patches', 'final_norm': False} if _is_bare(used, extra) else {}
@@ -60,16 +61,18 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
 
 
 def _is_bare(used: Flat, extra: Mapping[str, Any]) -> bool:
-    """Whether the only norm of the model would be that of a pooler, which it lacks."""
-    known = {_KIND.plain(name) for name in used}
-    with_norm = {'layernorm.weight', 'pooler.layernorm.weight', 'classifier.weight'} & known
-    return bool(extra.get('model_type') and extra.get('use_mean_pooling', True)) and not with_norm
+    """Return whether the model's only norm would be part of a pooler, which it lacks."""
+    plain_names = {_KIND.plain(name) for name in used}
+    norms = {'layernorm.weight', 'pooler.layernorm.weight', 'classifier.weight'} & plain_names
+    return bool(extra.get('model_type') and extra.get('use_mean_pooling', True)) and not norms
 
 
 def _arrays(flat: Flat, model: Fields) -> Flat:
-    """Drop the biases of keys, which change all scores of a query by the same number."""
-    kept = {name: array for name, array in flat.items() if not name.endswith('/key/bias')}
-    return _vit.without_tables(kept)
+    """Drop the biases of keys, which shift all scores of a query equally."""
+    without_key_biases = {
+        name: array for name, array in flat.items() if not name.endswith('/key/bias')
+    }
+    return _vit.without_tables(without_key_biases)
 
 
 def _config(model: Fields) -> dict[str, Any]:
@@ -82,15 +85,20 @@ def _config(model: Fields) -> dict[str, Any]:
 
 
 def _forms(fields: Mapping[str, str]) -> tuple[Form, Form]:
-    """The class without a head, and the classifier."""
+    """Return the forms without a head and as a classifier."""
 
-    def form(suffix: str, prefix: str, more: Mapping[str, str]) -> Form:
-        both = {'posemb': '.*', 'positions': r'none|relative(\(shared=True\))?', **fields, **more}
+    def form(suffix: str, prefix: str, extra: Mapping[str, str]) -> Form:
+        conditions = {
+            'posemb': '.*',
+            'positions': r'none|relative(\(shared=True\))?',
+            **fields,
+            **extra,
+        }
         return Form(
             _KIND,
             f'Beit{suffix}',
             prefix,
-            both,
+            conditions,
             config=_config,
             arrays=_arrays,
             no_bias=(('key',),),

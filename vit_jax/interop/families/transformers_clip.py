@@ -1,4 +1,4 @@
-"""CLIP of transformers, and MetaCLIP 2: safetensors, and config.json."""
+"""CLIP and MetaCLIP 2 of transformers: safetensors and config.json."""
 
 from __future__ import annotations
 
@@ -27,22 +27,23 @@ _PARTS = ('visual_projection.weight', 'text_projection.weight', _SCALE)
 
 
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
-    """Whether the file has both towers with their projections, and no bias of the logits."""
+    """Return whether the file has both towers with projections, and no bias of the logits."""
     tokens = 'text_model.embeddings.token_embedding.weight'
     return {*_PARTS, tokens} <= flat.keys() and 'logit_bias' not in flat
 
 
 def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
-    """A CLIPModel or MetaClip2Model.
+    """Read a CLIPModel or MetaClip2Model.
 
     Raises:
-      UserError: if parameters are unknown, absent or of the wrong shape, or do not fit the config.
+      UserError: if parameters are unknown, missing or have the wrong shape, or contradict the
+        config.
     """
     if (kind := extra.get('model_type', _TYPES[0])) not in _TYPES:
-        raise UserError(f'{SOURCE}: config.json is of a {kind!r}, not of a clip')
-    known = ('vision_model.', 'text_model.', *_PARTS)
-    if unknown := [name for name in flat if not name.startswith(known)]:
-        raise UserError(f'{SOURCE}: the model has no part called {names.listed(unknown)}')
+        raise UserError(f'{SOURCE}: config.json describes a {kind!r}, not a clip')
+    prefixes = ('vision_model.', 'text_model.', *_PARTS)
+    if unknown := [name for name in flat if not name.startswith(prefixes)]:
+        raise UserError(f'{SOURCE}: the model has no part called {names.format_names(unknown)}')
     image = transformers_vision_tower.read(*texts.take_tower(flat, extra, 'vision'))
     text = transformers_text_tower.read(*texts.take_tower(flat, extra, 'text'))
     head = image.params['head']['kernel']
@@ -65,21 +66,23 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
 
 
 def _no_bias(image: TrainedModel) -> dict[str, str]:
-    """The field `no_bias` of a CLIP, whose projection never has biases."""
+    """Return the field `no_bias` of a CLIP, whose projection never has biases."""
     layers = image.model_config.get('no_bias', '').split('|')
     absent = '|'.join(layer for layer in layers if layer != 'head')
     return {'no_bias': absent} if absent else {}
 
 
 def write(trained: TrainedModel) -> Written:
-    """Make the files of a CLIPModel, or of a MetaClip2Model if texts end as in its tokenizer.
+    """Write the files of a CLIPModel, or of a MetaClip2Model if texts end as in its tokenizer.
 
     Raises:
       UserError: if transformers has no such model, or the image size is unknown.
     """
     model = fields(trained.model)
     if not model['project']:
-        raise UserError("transformers' CLIP has a projection of images, which project=False omits")
+        raise UserError(
+            "transformers' CLIP needs the projection of images, which project=False omits"
+        )
     image = _transformers.write(_image_tower(trained), transformers_vision_tower.FORMS)
     text = transformers_text_tower.write(_text_tower(trained))
     scale = np.asarray(trained.params['log_scale'], np.float32).reshape(())
@@ -94,20 +97,20 @@ def write(trained: TrainedModel) -> Written:
 
 
 def _image_tower(trained: TrainedModel) -> TrainedModel:
-    """The image tower, with the projection as its head."""
+    """Return the image tower, with the projection as its head."""
     kernel = trained.params['image_head']['kernel']
     params = {**trained.params['image'], 'head': {'kernel': kernel}}
     tower = trained.model.image_tower()
     absent = (*tower.no_bias, 'head')
     tower = tower.clone(num_classes=kernel.shape[1], no_bias=absent)
-    made = trained.with_groups(model={'name': 'vit', **fields(tower)})
-    return dataclasses.replace(made, params=params)
+    tower_model = trained.with_groups(model={'name': 'vit', **fields(tower)})
+    return dataclasses.replace(tower_model, params=params)
 
 
 def _text_tower(trained: TrainedModel) -> TrainedModel:
     tower = fields(trained.model.text_tower())
-    made = trained.with_groups(model={'name': 'text_encoder', **tower})
-    return dataclasses.replace(made, params=trained.params['text'])
+    tower_model = trained.with_groups(model={'name': 'text_encoder', **tower})
+    return dataclasses.replace(tower_model, params=trained.params['text'])
 
 
 WRITERS = {('clip', 'transformers'): write}

@@ -1,4 +1,4 @@
-"""DINOv2 of transformers, with registers or without: safetensors, and config.json."""
+"""DINOv2 of transformers, with or without registers: safetensors and config.json."""
 
 from __future__ import annotations
 
@@ -33,32 +33,37 @@ _KIND = _transformers.Kind(
     ('dinov2', 'dinov2_with_registers'),
     TABLE,
     prefixes=('dinov2.', 'dinov2_with_registers.'),
-    unused=('embeddings.mask_token',),  # of pretraining
+    unused=('embeddings.mask_token',),  # for pretraining
     defaults={'layer_norm_eps': 1e-6, 'num_attention_heads': 12},
 )
 
 
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
-    """Whether these are the names of such a model."""
-    known = {_KIND.plain(name) for name in flat}
+    """Return whether these are the names of such a model."""
+    plain_names = {_KIND.plain(name) for name in flat}
     embedding = 'embeddings.patch_embeddings.projection.weight'
-    return {embedding, f'{_LAYER}.0.norm1.weight', f'{_LAYER}.0.layer_scale1.lambda1'} <= known
+    return {
+        embedding,
+        f'{_LAYER}.0.norm1.weight',
+        f'{_LAYER}.0.layer_scale1.lambda1',
+    } <= plain_names
 
 
 def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
-    """A Dinov2Model, whose `pooler_output` is our `pre_logits`, or a Dinov2ForImageClassification,
-    which classifies the class token beside the mean of the patches.
+    """Read a Dinov2Model, whose `pooler_output` is our `pre_logits`, or a
+    Dinov2ForImageClassification, which classifies the class token and the mean of the patches.
 
     Raises:
-      UserError: if parameters are unknown, absent or of the wrong shape, or do not fit the config.
+      UserError: if parameters are unknown, missing or have the wrong shape, or contradict the
+        config.
     """
     fields = {'pool': 'cls_patches'} if 'classifier.weight' in flat else {}
-    found = _transformers.read(_KIND, _ungated(_KIND.used(flat)), extra, fields=fields)
-    positions = 'antialiased' if 'register_tokens' in found.params else 'bicubic'
-    return dataclasses.replace(found, positions=positions)
+    imported = _transformers.read(_KIND, _split_gates(_KIND.used(flat)), extra, fields=fields)
+    positions = 'antialiased' if 'register_tokens' in imported.params else 'bicubic'
+    return dataclasses.replace(imported, positions=positions)
 
 
-def _ungated(flat: Flat) -> Flat:
+def _split_gates(flat: Flat) -> Flat:
     """Split the layer of gates and values; gates come first."""
     parts: Flat = {}
     for name, array in flat.items():
@@ -72,7 +77,7 @@ def _ungated(flat: Flat) -> Flat:
 
 
 def _gated(arrays: Flat) -> Flat:
-    """The inverse of `_ungated`, with the token of masked patches, which no output depends on."""
+    """Invert `_split_gates`, and add the unused token of masked patches."""
     token = arrays['embeddings.cls_token'][0]
     joined: Flat = {'embeddings.mask_token': np.zeros_like(token)}
     for name, array in arrays.items():
@@ -87,10 +92,10 @@ def _gated(arrays: Flat) -> Flat:
 
 
 def _config(model: Fields) -> dict[str, Any]:
-    """Entries for the MLPs, whose width is a multiple of the tokens', and for registers.
+    """Return entries for registers and MLPs, whose width is a multiple of the tokens'.
 
     Raises:
-      UserError: if it is not such a multiple.
+      UserError: if the width is not such a multiple.
     """
     width, gated = model['width'], model['mlp'] == 'swiglu'
     for ratio in range(1, 65):
@@ -106,7 +111,7 @@ def _config(model: Fields) -> dict[str, Any]:
 
 
 def _forms(name: str, model_type: str, fields: Mapping[str, str]) -> tuple[Form, Form]:
-    """The class without a head, and the classifier."""
+    """Return the forms without a head and as a classifier."""
 
     def form(suffix: str, prefix: str, more: Mapping[str, str]) -> Form:
         return Form(

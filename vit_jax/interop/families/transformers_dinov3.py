@@ -1,4 +1,4 @@
-"""DINOv3 ViTs of transformers: safetensors, and config.json.
+"""DINOv3 ViTs of transformers: safetensors and config.json.
 
 Their positions are rotary and fit images of any size.
 """
@@ -44,28 +44,29 @@ _KIND = _transformers.Kind(
     ('dinov3_vit',),
     TABLE,
     prefixes=('model.',),
-    unused=('embeddings.mask_token',),  # of pretraining
+    unused=('embeddings.mask_token',),  # for pretraining
     defaults={'layer_norm_eps': 1e-5, 'num_attention_heads': 6, 'rope_theta': 100.0},
 )
 
 
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
-    """Whether these are the names of such a model."""
-    known = {_KIND.plain(name) for name in flat}
-    return {'embeddings.patch_embeddings.weight', 'layer.0.layer_scale1.lambda1'} <= known
+    """Return whether these are the names of such a model."""
+    plain_names = {_KIND.plain(name) for name in flat}
+    return {'embeddings.patch_embeddings.weight', 'layer.0.layer_scale1.lambda1'} <= plain_names
 
 
 def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
-    """A DINOv3ViTModel, whose `pooler_output` is our `pre_logits`.
+    """Read a DINOv3ViTModel, whose `pooler_output` is our `pre_logits`.
 
     Raises:
-      UserError: if parameters are unknown, absent or of the wrong shape, or do not fit the config.
+      UserError: if parameters are unknown, missing or have the wrong shape, or contradict the
+        config.
     """
     config = {**_KIND.defaults, **extra}
     if any(_GATE in name for name in flat):
         if (act := config.get('hidden_act', 'silu')) != 'silu':
             raise UserError(f'{_KIND.source}: gates of {act!r} are not supported (only silu)')
-        extra = {**extra, 'hidden_act': 'gelu'}  # which gates do not use
+        extra = {**extra, 'hidden_act': 'gelu'}  # unused by gates
     rescale = float(config.get('pos_embed_rescale') or 1.0)
     positions = f'rope_dinov3(theta={float(config["rope_theta"])}, {rescale=})'
     fields = {'positions': positions}
@@ -73,7 +74,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
 
 
 def _arrays(flat: Flat, model: Fields) -> Flat:
-    """Add an empty array of registers to a model without any."""
+    """Add an empty array of registers to a model without registers."""
     return {'register_tokens': np.zeros((1, 0, model['width']), np.float32)} | flat
 
 
@@ -84,7 +85,7 @@ def _named(arrays: Flat) -> Flat:
 
 
 def _config(model: Fields) -> dict[str, Any]:
-    """Entries for rotary positions, with their augmentation, for gates, biases and registers."""
+    """Return entries for rotary positions and their augmentation, gates, biases and registers."""
     _, options = signatures.arguments(signatures.parse_call(model['positions'], 'positions'))
     gated, absent = model['mlp'] == 'swiglu', model['no_bias'].split('|')
     augmented = {
@@ -95,14 +96,14 @@ def _config(model: Fields) -> dict[str, Any]:
         'rope_theta': options.get('theta', 100.0),
         'num_register_tokens': model['registers'],
         'use_gated_mlp': gated,
-        **{f'{theirs}_bias': ours not in absent for theirs, ours in _BIASES},
+        **{f'{key}_bias': layer not in absent for key, layer in _BIASES},
         **augmented,
         **({'hidden_act': 'silu'} if gated else {}),
     }
 
 
 def _notes(model: Fields) -> tuple[str, ...]:
-    """A note on periods that the authors' training rounded, as transformers does not."""
+    """Note periods that the authors' training rounded, which transformers does not."""
     _, options = signatures.arguments(signatures.parse_call(model['positions'], 'positions'))
     if (dtype := options.get('periods', 'float32')) == 'float32':
         return ()
@@ -123,6 +124,6 @@ FORMS = (
         arrays=_arrays,
         named=_named,
         notes=_notes,
-        no_bias=tuple((ours,) for _, ours in _BIASES),
+        no_bias=tuple((layer,) for _, layer in _BIASES),
     ),
 )

@@ -1,4 +1,4 @@
-"""EoMT of transformers, on DINOv2 or DINOv3: safetensors, and config.json (those of tue-mps)."""
+"""EoMT of transformers, on DINOv2 or DINOv3: safetensors and config.json (tue-mps's)."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ _HEADS: names.Table = (
 _UNUSED = ('attn_mask_probs', 'criterion.empty_weight')
 _POSITIONS = 'embeddings.position_embeddings.weight'
 _DEFAULTS = {'layer_norm_eps': 1e-6, 'num_attention_heads': 16, 'rope_theta': 100.0}
-# Fields of the task by keys of config.json.
+# Task fields by keys of config.json.
 _TASK = {
     'none_weight': 'no_object_weight',
     **{f'{name}_weight': f'{name}_weight' for name in ('class', 'mask', 'dice')},
     **{'points': 'train_num_points', 'oversample': 'oversample_ratio'},
     'importance': 'importance_sample_ratio',
 }
-# Classes of stuff, by the number of classes: COCO's and ADE20K's, in the order of the authors.
+# Stuff classes by number of classes: COCO's and ADE20K's, in the authors' order.
 _ADE20K = (
     *(0, 1, 2, 3, 4, 5, 6, 9, 11, 13, 16, 17, 21, 25, 26, 28, 29, 34, 40, 46, 48, 51, 52, 54, 59),
     *(60, 61, 63, 68, 77, 79, 84, 91, 94, 96, 99, 100, 101, 105, 106, 109, 113, 114, 117, 122, 128),
@@ -58,42 +58,43 @@ _STUFF = {133: tuple(range(80, 133)), 150: _ADE20K}
 
 
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
-    """Whether these are the names of such a model."""
+    """Return whether these are the names of such a model."""
     return {'query.weight', 'class_predictor.weight', 'mask_head.fc3.weight'} <= flat.keys()
 
 
 def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
-    """An EomtForUniversalSegmentation, or an EomtDinov3ForUniversalSegmentation.
+    """Read an EomtForUniversalSegmentation, or an EomtDinov3ForUniversalSegmentation.
 
     Raises:
-      UserError: if parameters are unknown, absent or of the wrong shape, or do not fit the config.
+      UserError: if parameters are unknown, missing or have the wrong shape, or contradict the
+        config.
     """
     config = {**_DEFAULTS, **extra}
-    heads = {name: x for name, x in flat.items() if names.ours(name, _HEADS) is not None}
+    heads = {name: x for name, x in flat.items() if names.to_ours(name, _HEADS) is not None}
     encoder = {n: x for n, x in flat.items() if n not in heads and n not in _UNUSED}
     trained = _read_encoder(encoder, extra, config)
-    params = trained.params | names.nested(_read_heads(heads))
+    params = trained.params | names.nest(_read_heads(heads))
     model = {**trained.model_config, 'name': 'eomt', **_head_fields(params, flat, config)}
     _require_heads(params, model)
     notes: tuple[str, ...] = ()
     if np.any(flat.get('attn_mask_probs', 0)):
-        notes += ('transformers masks its attention also after training; here none is masked',)
+        notes += ('transformers also masks attention after training; this model does not',)
     task, data = _task(extra, model['num_classes']), _data(extra, trained.image_size)
-    made = TrainedModel.from_file(
+    imported = TrainedModel.from_file(
         params, model, trained.image_size, _SOURCE, task=task, notes=notes
     )
-    return made.with_groups(data={**made.config.data, **data})
+    return imported.with_groups(data={**imported.config.data, **data})
 
 
 def _read_encoder(flat: Flat, extra: Mapping[str, Any], config: Mapping[str, Any]) -> TrainedModel:
-    """The ViT."""
+    """Read the ViT."""
     rotary, gated = _POSITIONS not in flat, any('.mlp.gate_proj.' in name for name in flat)
     fields, posemb = {}, 'learn'
     if rotary:
         theta = float((config.get('rope_parameters') or config)['rope_theta'])
         rescale = float(config.get('pos_embed_rescale') or 1.0)
         fields, posemb = {'positions': f'rope_dinov3({theta=}, {rescale=})'}, 'none'
-        if gated:  # whose activation would be that of the heads, too
+        if gated:  # the heads would have the same activation
             raise UserError(f'{_SOURCE}: gated MLPs with rotary positions are not supported')
     else:
         flat = {**flat, _POSITIONS: flat[_POSITIONS][None]}
@@ -102,7 +103,7 @@ def _read_encoder(flat: Flat, extra: Mapping[str, Any], config: Mapping[str, Any
 
 
 def _kind(rotary: bool, gated: bool) -> _transformers.Kind:
-    """The ViT with rotary positions, of DINOv3, or with learned ones, of DINOv2."""
+    """Return the form of the ViT: rotary positions (DINOv3) or learned ones (DINOv2)."""
     patches = 'embeddings.patch_embeddings' if rotary else 'embeddings.patch_embeddings.projection'
     out = 'attention.o_proj' if rotary else 'attention.out_proj'
     named = rotary or gated
@@ -119,13 +120,13 @@ def _kind(rotary: bool, gated: bool) -> _transformers.Kind:
 
 
 def _read_heads(flat: Flat) -> Flat:
-    """Queries, class and mask heads, and the upscaling, in our layouts."""
-    found = torch_layout.read(flat, _HEADS, 1, _SOURCE)
-    return {name: _transposed(name, array) for name, array in found.items()}
+    """Convert queries, class and mask heads, and the upscaling, to our layouts."""
+    heads = torch_layout.read(flat, _HEADS, 1, _SOURCE)
+    return {name: _transposed(name, array) for name, array in heads.items()}
 
 
 def _transposed(name: str, array: np.ndarray) -> np.ndarray:
-    """The kernel of a transposed convolution, whose inputs come first in PyTorch."""
+    """Transpose the kernel of a transposed convolution, whose inputs come first in PyTorch."""
     doubles = re.fullmatch(r'upscaler/step_\d+/kernel', name)
     return array.swapaxes(-1, -2) if doubles else array
 
@@ -133,14 +134,14 @@ def _transposed(name: str, array: np.ndarray) -> np.ndarray:
 def _head_fields(
     params: Mapping[str, Any], flat: Flat, config: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Fields of the model that a ViT does not have.
+    """Return the model's fields that a ViT lacks.
 
     Raises:
       UserError: if the number of blocks with queries is unknown.
     """
     blocks = config.get('num_blocks', len(flat.get('attn_mask_probs', ())))
     if not blocks:
-        raise UserError(f'{_SOURCE}: num_blocks is unknown; put its config.json beside the file')
+        raise UserError(f'{_SOURCE}: num_blocks is unknown; put its config.json next to the file')
     return {
         'num_classes': params['class_head']['bias'].size - 1,
         'num_queries': len(params['query_embed']),
@@ -156,15 +157,15 @@ def _require_heads(params: Mapping[str, Any], model: Mapping[str, Any]) -> None:
     patches = params['pos_embed'].shape[1] if 'pos_embed' in params else 1
     images = jax.ShapeDtypeStruct((1, side, side * patches, 3), np.float32)
     shapes = jax.eval_shape(module.init, jax.random.key(0), images)['params']
-    expected, found = (
+    expected, actual = (
         {name: x for name, x in flatten_dict(tree, sep='/').items() if not _of_encoder(name)}
         for tree in (shapes, params)
     )
     require_fit(
-        found,
+        actual,
         names.empty_arrays(expected),
-        f'{_SOURCE}: not a whole model (shapes in our layout)',
-        label=lambda name: torch_layout.theirs(name, _HEADS),
+        f'{_SOURCE}: incomplete model (shapes in our layout)',
+        label=lambda name: torch_layout.to_theirs(name, _HEADS),
     )
 
 
@@ -173,11 +174,11 @@ def _of_encoder(name: str) -> bool:
 
 
 def _task(extra: Mapping[str, Any], classes: int) -> dict[str, Any]:
-    """Keywords of `config.task`; its kind follows from windows and from the number of classes."""
-    told = extra.get(preprocessing.PREPROCESSOR) or {}
+    """Return the keywords of `config.task`; its kind depends on windows and number of classes."""
+    processor = extra.get(preprocessing.PREPROCESSOR) or {}
     kind = (
         'semantic'
-        if told.get('do_split_image')
+        if processor.get('do_split_image')
         else 'panoptic'
         if classes in _STUFF
         else 'instance'
@@ -185,21 +186,21 @@ def _task(extra: Mapping[str, Any], classes: int) -> dict[str, Any]:
     task: dict[str, Any] = {'name': 'segment', 'kind': kind}
     if kind == 'panoptic':
         task['stuff'] = _STUFF[classes]
-    task |= {ours: extra[theirs] for ours, theirs in _TASK.items() if theirs in extra}
-    if (found := preprocessing.mean_and_std(extra)) is not None:
-        task |= preprocessing.of_channels(found, 3)
+    task |= {field: extra[key] for field, key in _TASK.items() if key in extra}
+    if (scale := preprocessing.mean_and_std(extra)) is not None:
+        task |= preprocessing.per_channel(scale, 3)
     return task
 
 
 def _data(extra: Mapping[str, Any], size: tuple[int, int] | None) -> dict[str, Any]:
-    """The transforms: to images that are padded on the right and at the bottom, or to windows."""
-    told = extra.get(preprocessing.PREPROCESSOR) or {}
-    sides = told.get('size') or {}
+    """Return the transforms: padding on the right and at the bottom, or windows."""
+    processor = extra.get(preprocessing.PREPROCESSOR) or {}
+    sides = processor.get('size') or {}
     short = int(sides.get('shortest_edge') or (size or (640, 640))[0])
     long = int(sides.get('longest_edge') or short)
-    method = preprocessing.config_resampling(told)
+    method = preprocessing.config_resampling(processor)
     named = '' if method == 'bilinear' else f', {method!r}'
-    if told.get('do_split_image'):
+    if processor.get('do_split_image'):
         named = '' if method == 'bilinear' else f', method={method!r}'
         return {'transforms': f"drop_alpha|sliding_windows({short}{named}, rounding='down')"}
     resized = f"drop_alpha|resize_small({short}{named}, max={long}, rounding='down')"
@@ -207,7 +208,7 @@ def _data(extra: Mapping[str, Any], size: tuple[int, int] | None) -> dict[str, A
 
 
 def write(trained: TrainedModel) -> Written:
-    """Make the files of an EomtForUniversalSegmentation, or of its form on DINOv3 if positions are
+    """Write the files of an EomtForUniversalSegmentation, or of its DINOv3 form if positions are
     rotary.
 
     Raises:
@@ -218,16 +219,16 @@ def write(trained: TrainedModel) -> Written:
         {name: x for name, x in trained.params.items() if (name in ENCODER) == of_encoder}
         for of_encoder in (True, False)
     )
-    alone = dataclasses.replace(trained, params=encoder, class_names=())
-    alone = alone.with_groups(model=trained.model.transferable()[0])
-    written = _transformers.write(alone, [_form(model)])
-    arrays = {name: _transposed(name, x) for name, x in names.flattened(heads).items()}
+    encoder_model = dataclasses.replace(trained, params=encoder, class_names=())
+    encoder_model = encoder_model.with_groups(model=trained.model.transferable()[0])
+    written = _transformers.write(encoder_model, [_form(model)])
+    arrays = {name: _transposed(name, x) for name, x in names.flatten(heads).items()}
     weights = np.ones(model['num_classes'] + 1, np.float32)
     weights[-1] = task.get('none_weight', 0.1)
     unused = (np.zeros(model['query_blocks'], np.float32), weights)
     config = {
         **(written.config or {}),
-        **{theirs: task[ours] for ours, theirs in _TASK.items() if ours in task},
+        **{key: task[field] for field, key in _TASK.items() if field in task},
         'num_blocks': model['query_blocks'],
         'num_queries': model['num_queries'],
         'num_upscale_blocks': model['upscale'],
@@ -237,7 +238,7 @@ def write(trained: TrainedModel) -> Written:
     notes = written.notes
     kind = task.get('kind', 'panoptic')
     if kind == 'panoptic' and tuple(task.get('stuff', ())) != _STUFF.get(model['num_classes'], ()):
-        notes += ('the list of stuff classes is left out: the files have no place for it',)
+        notes += ('the list of stuff classes is lost: the files cannot store it',)
     return Written(
         written.arrays
         | torch_layout.write(arrays, _HEADS)
@@ -249,17 +250,17 @@ def write(trained: TrainedModel) -> Written:
 
 
 def _form(model: Mapping[str, Any]) -> _transformers.Form:
-    """The class of transformers for a model with these fields."""
+    """Return the class of transformers for a model with these fields."""
     rotary, gated = model['posemb'] == 'none', model['mlp'] == 'swiglu'
     (alike, *_) = transformers_dinov3.FORMS if rotary else transformers_dinov2.FORMS
     positions = {key: alike.fields[key] for key in ('posemb', 'positions')} if rotary else {}
 
     def config(model: _transformers.Fields) -> dict[str, Any]:
-        found = alike.config(model)
-        if 'rope_theta' in found:
-            theta = found.pop('rope_theta')
-            found['rope_parameters'] = {'rope_type': 'default', 'rope_theta': theta}
-        return found
+        entries = alike.config(model)
+        if 'rope_theta' in entries:
+            theta = entries.pop('rope_theta')
+            entries['rope_parameters'] = {'rope_type': 'default', 'rope_theta': theta}
+        return entries
 
     def named(arrays: Flat) -> Flat:
         tables = {_POSITIONS: arrays[_POSITIONS][0]} if _POSITIONS in arrays else {}
@@ -271,7 +272,7 @@ def _form(model: Mapping[str, Any]) -> _transformers.Form:
         '',
         {'registers': '.*', **(positions or _transformers.MLPS)},
         config=config,
-        arrays=transformers_dinov3.FORMS[0].arrays,  # an empty array where there are no registers
+        arrays=transformers_dinov3.FORMS[0].arrays,  # adds an empty array if there are no registers
         named=named,
         notes=alike.notes,
         no_bias=alike.no_bias if rotary else (),
@@ -280,13 +281,13 @@ def _form(model: Mapping[str, Any]) -> _transformers.Form:
 
 
 def _preprocessor(trained: TrainedModel, written: Written, kind: str) -> dict[str, Any]:
-    """preprocessor_config.json with the sizes of the transforms, as far as they resize."""
+    """Build preprocessor_config.json with the sizes of the transforms, if they resize."""
     semantic = kind == 'semantic'
-    found = parse.arguments_of(
+    resize_args = parse.arguments_of(
         trained.transforms, 'sliding_windows' if semantic else 'resize_small'
     )
     side = max(trained.image_size or (640, 640))
-    short, long = (found['size'], found.get('max')) if found else (side, side)
+    short, long = (resize_args['size'], resize_args.get('max')) if resize_args else (side, side)
     return {
         **(written.preprocessor or {}),
         'image_processor_type': 'EomtImageProcessor',

@@ -1,7 +1,7 @@
-"""SigLIP of transformers, and SigLIP 2 of a fixed image size: safetensors, and config.json.
+"""SigLIP of transformers, and SigLIP 2 with a fixed image size: safetensors and config.json.
 
-Both are a `SiglipModel` there. The towers become our ViT and our text encoder. Heads, GELU and
-epsilons come from config.json, or are the defaults of transformers.SiglipConfig.
+Both are a `SiglipModel` in transformers. The towers become our ViT and our text encoder. Heads,
+GELU and epsilons come from config.json, by default from transformers.SiglipConfig.
 """
 
 from __future__ import annotations
@@ -30,38 +30,39 @@ IMAGE_TABLE: names.Table = tuple(
 
 
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
-    """Whether the file has both towers, with a convolution for patches of images."""
+    """Return whether the file has both towers, with a convolution for image patches."""
     return has_towers(flat) and flat[_VISION + 'embeddings.patch_embedding.weight'].ndim == 4
 
 
 def has_towers(flat: Mapping[str, np.ndarray]) -> bool:
-    """Whether the file has both towers, and the scale and bias of their logits."""
+    """Return whether the file has both towers, and the scale and bias of their logits."""
     towers = (_VISION + 'embeddings.patch_embedding.weight', _TEXT + 'head.weight')
     return {*towers, *_NUMBERS} <= flat.keys()
 
 
 def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
-    """A SiglipModel.
+    """Read a SiglipModel.
 
     Raises:
-      UserError: if parameters are unknown, absent or of the wrong shape, or do not fit the config.
+      UserError: if parameters are unknown, missing or have the wrong shape, or contradict the
+        config.
     """
     if (kind := extra.get('model_type', 'siglip')) != 'siglip':
-        raise UserError(f'{SOURCE}: config.json is of a {kind!r}, not of a siglip')
-    known = (_VISION, _TEXT, *_NUMBERS)
-    if unknown := [name for name in flat if not name.startswith(known)]:
-        raise UserError(f'{SOURCE}: the model has no part called {names.listed(unknown)}')
+        raise UserError(f'{SOURCE}: config.json describes a {kind!r}, not a siglip')
+    prefixes = (_VISION, _TEXT, *_NUMBERS)
+    if unknown := [name for name in flat if not name.startswith(prefixes)]:
+        raise UserError(f'{SOURCE}: the model has no part called {names.format_names(unknown)}')
     image = preprocessing.with_normalization(
         _image_tower(_part(flat, _VISION), extra.get('vision_config')),
         extra,
         preprocessing.UNKNOWN_NORMALIZATION,
     )
-    text, words = _text.read(
+    text, text_model = _text.read(
         _text.SIGLIP, _part(flat, _TEXT), extra.get('text_config'), SOURCE, _TEXT
     )
-    shared = _text.keywords(image.model_config, words, image.model_config['width'], SOURCE)
+    shared = _text.keywords(image.model_config, text_model, image.model_config['width'], SOURCE)
     model = {'name': 'siglip', **shared}
-    numbers = {ours: flat[theirs].reshape(()) for theirs, ours in _NUMBERS.items()}
+    numbers = {name: flat[key].reshape(()) for key, name in _NUMBERS.items()}
     imported = TrainedModel.from_file(
         {'image': image.params, 'text': text, **numbers},
         model,
@@ -74,7 +75,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
 
 
 def write(trained: TrainedModel) -> Written:
-    """Make the files of a SiglipModel.
+    """Write the files of a SiglipModel.
 
     Raises:
       UserError: if transformers has no such model, or the image size is unknown.
@@ -85,7 +86,7 @@ def write(trained: TrainedModel) -> Written:
             "transformers' SigLIP pools images by attention, without a projection: a model with "
             f'pool {model["pool"]!r} and project {model["project"]} cannot be written'
         )
-    image, text = (names.flattened(trained.params[name]) for name in ('image', 'text'))
+    image, text = (names.flatten(trained.params[name]) for name in ('image', 'text'))
     channels = image['patch_embed/kernel'].shape[2]
     size = trained.image_size or _transformers.square(image, model['patch_size'], 0)
     written = vision.fused(_text.written(image, IMAGE_TABLE))
@@ -93,8 +94,8 @@ def write(trained: TrainedModel) -> Written:
     written = _text.written(text, _text.SIGLIP.table)
     arrays |= {_TEXT + name: array for name, array in written.items()}
     arrays |= {
-        theirs: np.asarray(trained.params[ours], np.float32).reshape(1)
-        for theirs, ours in _NUMBERS.items()
+        key: np.asarray(trained.params[name], np.float32).reshape(1)
+        for key, name in _NUMBERS.items()
     }
     preprocessor = preprocessing.preprocessor(trained, channels, size)
     return Written(
@@ -105,12 +106,12 @@ def write(trained: TrainedModel) -> Written:
 
 
 def _part(flat: Flat, prefix: str) -> Flat:
-    """The arrays of a tower, without their prefix."""
+    """Return the arrays of a tower, without their prefix."""
     return {n.removeprefix(prefix): array for n, array in flat.items() if n.startswith(prefix)}
 
 
 def _image_tower(flat: Flat, config: Mapping[str, Any] | None) -> TrainedModel:
-    flat = torch_layout.parted(flat, SOURCE)
+    flat = torch_layout.split_fused(flat, SOURCE)
     size = (config or {}).get('image_size')
     if isinstance(size, list | tuple):
         size = tuple(size)
@@ -125,11 +126,11 @@ def _image_tower(flat: Flat, config: Mapping[str, Any] | None) -> TrainedModel:
 
 def _config(model: siglip.Model, size: tuple[int, int], channels: int) -> dict[str, Any]:
     vision = _transformers.shape_config(fields(model), size)
-    words = _text.config(fields(model.text_tower()))
+    text_config = _text.config(fields(model.text_tower()))
     return {
         'model_type': 'siglip',
         'architectures': ['SiglipModel'],
-        'text_config': words | {'model_type': 'siglip_text_model'},
+        'text_config': text_config | {'model_type': 'siglip_text_model'},
         'vision_config': vision | {'model_type': 'siglip_vision_model', 'num_channels': channels},
     }
 

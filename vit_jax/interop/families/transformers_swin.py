@@ -1,7 +1,7 @@
-"""Swins and Swins v2 of transformers: safetensors, and config.json.
+"""Swin and Swin v2 of transformers: safetensors and config.json.
 
-The names of versions 4 and 5 are read; those of version 4 are written, which both versions read.
-GELU and the image size, which shapes do not determine, come from config.json. Images are padded to
+Names of versions 4 and 5 are read; names of version 4 are written, which both versions read. GELU
+and the image size, which shapes do not determine, come from config.json. Images are padded to
 multiples of the patch size with zeros, the mean of normalized images.
 """
 
@@ -20,7 +20,7 @@ from vit_jax.interop.trained import TrainedModel, Written, class_names_config
 
 _SOURCE = 'transformers Swin'
 _PREFIX, _PREFIX_V2 = 'swin.', 'swinv2.'
-# Buffers, and parameters for pretraining only.
+# Buffers, and parameters only for pretraining.
 _UNUSED = ('relative_position_index', 'relative_coords_table', 'embeddings.mask_token')
 # SwinConfig.hidden_act
 _GELUS = {'gelu': 'erf', 'gelu_pytorch_tanh': 'tanh', 'gelu_new': 'tanh'}
@@ -28,7 +28,7 @@ _LAYER = 'encoder.layers.{0}'
 _TABLE = 'relative_position_bias_table'
 
 
-# Of a Swin v2.
+# Swin v2.
 _MLP = 'attention.self.continuous_position_bias_mlp'
 _V2 = (
     ('attention.self.logit_scale', _swin.SCALE),
@@ -41,7 +41,7 @@ def _block(*rows: tuple[str, str]) -> names.Table:
     return tuple((f'{_LAYER}.blocks.{{0}}.{a}', f'{_swin.BLOCK}/{b}') for a, b in rows)
 
 
-# Without the prefix that a model with a head has on all names but the classifier's.
+# Without the prefix of all names except the classifier's, in models with a head.
 TABLE: names.Table = (
     ('embeddings.patch_embeddings.projection', 'patch_embed'),
     ('embeddings.norm', 'embed_norm'),
@@ -73,17 +73,18 @@ TABLE: names.Table = (
 
 
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
-    """Whether these are the names of such a model."""
+    """Return whether these are the names of such a model."""
     stem, block = 'embeddings.patch_embeddings.projection.weight', 'encoder.layers.0.blocks.0.'
     stems = [p for p in ('', _PREFIX, _PREFIX_V2) if p + stem in flat]
     return any(name.startswith(p + block) for p in stems for name in flat)
 
 
 def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
-    """A SwinModel or a SwinForImageClassification, or one of Swin v2.
+    """Read a SwinModel or a SwinForImageClassification, or the same of Swin v2.
 
     Raises:
-      UserError: if parameters are unknown, absent or of the wrong shape, or do not fit the config.
+      UserError: if parameters are unknown, missing or have the wrong shape, or contradict the
+        config.
     """
     is_v2 = any(name.endswith('.logit_scale') for name in flat)
     _require_ours(extra, 'swinv2' if is_v2 else 'swin')
@@ -100,17 +101,17 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     for key, field in (('window_size', 'window'), ('embed_dim', 'width')):
         if extra.get(key, imported.model_config[field]) != imported.model_config[field]:
             raise UserError(
-                f'{_SOURCE}: {key} is {extra[key]}, the file has {imported.model_config[field]}; '
-                'config.json is of another model'
+                f'{_SOURCE}: {key} is {extra[key]}, but the file has '
+                f'{imported.model_config[field]}; config.json describes a different model'
             )
     return preprocessing.with_normalization(imported, extra, preprocessing.UNKNOWN_NORMALIZATION)
 
 
 def write(trained: TrainedModel) -> Written:
-    """Make the files of a SwinForImageClassification or, without a head, of a SwinModel; for a
-    Swin v2, those of the same classes of Swinv2.
+    """Write the files of a SwinForImageClassification or, without a head, of a SwinModel; for a
+    Swin v2, of the same Swinv2 classes.
 
-    An unknown image size is written as that whose last feature map is one window.
+    If the image size is unknown, it is written as the size whose last feature map is one window.
 
     Raises:
       UserError: if transformers has no such Swin.
@@ -132,7 +133,7 @@ def write(trained: TrainedModel) -> Written:
 
 
 def _config(model: Mapping[str, Any], size: tuple[int, int]) -> dict[str, Any]:
-    """The fields of config.json for the architecture."""
+    """Return the keys of config.json for the architecture."""
     is_v2 = model['name'] == 'swin_v2'
     kind, task = 'Swinv2' if is_v2 else 'Swin', 'ForImageClassification'
     limiting = model.get('image_size') or size[0]  # limits the windows of a Swin v2
@@ -149,14 +150,14 @@ def _config(model: Mapping[str, Any], size: tuple[int, int]) -> dict[str, Any]:
         'window_size': model['window'],
         'mlp_ratio': model['mlp_ratio'],
         'qkv_bias': model.get('qkv_bias', True),
-        'hidden_act': next(theirs for theirs, ours in _GELUS.items() if ours == model['gelu']),
+        'hidden_act': next(act for act, gelu in _GELUS.items() if gelu == model['gelu']),
         'layer_norm_eps': _swin.NORM_EPS,
         **({'pretrained_window_sizes': list(pretrained)} if is_v2 else {}),
     }
 
 
 def _notes(model: Mapping[str, Any], size: tuple[int, int]) -> Iterator[str]:
-    """Differences from transformers that no field of its config can express."""
+    """Note differences from transformers that its config cannot express."""
     if any(model.get('pad_value', ())):
         yield (
             'transformers pads images whose sides are not multiples of the patch size with zeros, '
@@ -170,15 +171,15 @@ def _notes(model: Mapping[str, Any], size: tuple[int, int]) -> Iterator[str]:
 
 
 def _windows_v2(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a Swin v2 that come from config.json, with the defaults of Swinv2Config.
+    """Return the fields of a Swin v2 from config.json, with the defaults of Swinv2Config.
 
-    transformers limits the windows to the height of a stage's feature map, also along its width.
+    transformers limits windows to the height of a stage's feature map, also along its width.
 
     Raises:
       UserError: if there is no config.json.
     """
     if 'model_type' not in config:
-        raise UserError(f'{_SOURCE} v2: unknown window size; put its config.json beside it')
+        raise UserError(f'{_SOURCE} v2: unknown window size; put its config.json next to it')
     size = config.get('image_size', 224)
     return {
         'window': config.get('window_size', 7),
@@ -188,18 +189,18 @@ def _windows_v2(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _require_ours(config: Mapping[str, Any], kind: str) -> None:
-    """Raise UserError for a config.json of a model that this package does not have."""
+    """Raise UserError for the config.json of an unsupported model."""
     expected = {
         'model_type': (kind,),
         'hidden_act': tuple(_GELUS),
         'layer_norm_eps': (_swin.NORM_EPS,),
         'use_absolute_embeddings': (False,),
     }
-    for key, known in expected.items():
-        if config.get(key, known[0]) not in known:
+    for key, supported in expected.items():
+        if config.get(key, supported[0]) not in supported:
             raise UserError(
                 f'{_SOURCE}: config.json has {key}={config[key]!r}; only '
-                f'{", ".join(map(str, known))} is supported'
+                f'{", ".join(map(str, supported))} is supported'
             )
 
 

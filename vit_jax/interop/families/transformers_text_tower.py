@@ -1,7 +1,7 @@
-"""Text towers of transformers: CLIP, SigLIP and SigLIP 2; safetensors, and config.json.
+"""Text towers of transformers: CLIP, SigLIP and SigLIP 2; safetensors and config.json.
 
-`FILE:text` reads that of a file with both towers. The outputs of the head, CLIP's projection into
-the space shared with images, are the embedding of the text.
+`FILE:text` reads the text tower of a file with both towers. The output of the head, CLIP's
+projection into the space shared with images, is the embedding of the text.
 """
 
 from __future__ import annotations
@@ -29,26 +29,27 @@ _KINDS = {'CLIP': _text.CLIP, 'SigLIP': _text.SIGLIP}
 
 
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
-    """Whether these are the names of such a tower, with no image tower beside it."""
-    known = {name.removeprefix(_PREFIX) for name in flat}
-    parts = {'encoder.layers.0.layer_norm1.weight', 'embeddings.token_embedding.weight'}
-    return parts <= known and not any(name.startswith('vision_model.') for name in flat)
+    """Return whether these are the names of such a tower without an image tower."""
+    names_in_tower = {name.removeprefix(_PREFIX) for name in flat}
+    required = {'encoder.layers.0.layer_norm1.weight', 'embeddings.token_embedding.weight'}
+    return required <= names_in_tower and not any(name.startswith('vision_model.') for name in flat)
 
 
 def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
-    """A CLIPTextModel (its `pooler_output` is our `pre_logits`), also with its projection; or a
-    SiglipTextModel or Siglip2TextModel (its `pooler_output` is our `logits`).
+    """Read a CLIPTextModel (its `pooler_output` is our `pre_logits`), with or without projection;
+    or a SiglipTextModel or Siglip2TextModel (its `pooler_output` is our `logits`).
 
     Raises:
-      UserError: if parameters are unknown, absent or of the wrong shape, or do not fit the config.
+      UserError: if parameters are unknown, missing or have the wrong shape, or contradict the
+        config.
     """
     parts = {name.removeprefix(_PREFIX): array for name, array in flat.items()}
     parts.pop(_UNUSED, None)
     kind = 'SigLIP' if 'head.weight' in parts else 'CLIP'
     source = f'transformers {kind} text tower'
-    found = extra.get('model_type', _TYPES[kind][0])
-    if found.removesuffix('_text_model') not in _TYPES[kind]:
-        raise UserError(f'{source}: config.json is of a {found!r}, not of a {kind}')
+    model_type = extra.get('model_type', _TYPES[kind][0])
+    if model_type.removesuffix('_text_model') not in _TYPES[kind]:
+        raise UserError(f'{source}: config.json describes a {model_type!r}, not a {kind}')
     config = {**extra, **(extra.get('text_config') or {})} if 'model_type' in extra else None
     prefix = _PREFIX if any(name.startswith(_PREFIX) for name in flat) else ''
     params, model = _text.read(_KINDS[kind], parts, config, source, prefix)
@@ -60,22 +61,24 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
 
 
 def write(trained: TrainedModel) -> Written:
-    """Make the files of a CLIPTextModel, with its projection if any, or of a SiglipTextModel.
+    """Write the files of a CLIPTextModel, with its projection if any, or of a SiglipTextModel.
 
     Raises:
       UserError: if transformers has no such model.
     """
     model = fields(trained.model)
     kind = 'CLIP' if model['causal'] else 'SigLIP'
-    name, own = ('Siglip', 'siglip') if kind == 'SigLIP' else _text.clip_names(model['eos'])
+    name, model_prefix = (
+        ('Siglip', 'siglip') if kind == 'SigLIP' else _text.clip_names(model['eos'])
+    )
     form = f'{name}TextModel'
     if kind == 'CLIP' and model['num_classes']:
         form += 'WithProjection'
-    if lacking := _KINDS[kind].misfits(model):
-        raise UserError(f'{form} of transformers has no {", ".join(lacking)}')
-    flat = _text.written(names.flattened(trained.params), _KINDS[kind].table)
+    if unsupported := _KINDS[kind].misfits(model):
+        raise UserError(f'{form} of transformers has no {", ".join(unsupported)}')
+    flat = _text.written(names.flatten(trained.params), _KINDS[kind].table)
     arrays = {_text.full(_PREFIX, name): array for name, array in flat.items()}
-    config = {'model_type': f'{own}_text_model', 'architectures': [form]}
+    config = {'model_type': f'{model_prefix}_text_model', 'architectures': [form]}
     return Written(arrays, config | _text.config(model))
 
 

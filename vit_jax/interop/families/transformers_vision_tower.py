@@ -1,7 +1,7 @@
-"""Vision towers of transformers: CLIP, SigLIP and SigLIP 2; safetensors, and config.json.
+"""Vision towers of transformers: CLIP, SigLIP and SigLIP 2; safetensors and config.json.
 
-`FILE:vision` reads that of a file with both towers. CLIP's projection into the space shared with
-texts is the head, whose outputs are the embedding of the image.
+`FILE:vision` reads the vision tower of a file with both towers. CLIP's projection into the space
+shared with texts is the head, whose output is the embedding of the image.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _CLIP = _transformers.Kind(
         'num_attention_heads': 12,
     },
 )
-# A classifier on CLIP takes the mean of the patches, without a norm.
+# A classifier on CLIP averages the patches, without a norm.
 _CLASSIFIER = {'pool': 'patches', 'final_norm': False}
 _SIGLIP = _transformers.Kind(
     'transformers SigLIP vision tower',
@@ -81,38 +81,39 @@ _SIGLIP = _transformers.Kind(
 
 
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
-    """Whether these are the names of such a tower, alone or beside a text tower that is neither
-    CLIP's nor SigLIP's.
+    """Return whether these are the names of such a tower, without CLIP's or SigLIP's text tower.
+
+    Other text towers are allowed.
     """
-    known = {name.removeprefix(_PREFIX) for name in flat}
-    is_tower = 'encoder.layers.0.layer_norm1.weight' in known
-    both = 'text_model.embeddings.token_embedding.weight' in flat
-    return is_tower and 'embeddings.patch_embedding.weight' in known and not both
+    names_in_tower = {name.removeprefix(_PREFIX) for name in flat}
+    is_tower = 'encoder.layers.0.layer_norm1.weight' in names_in_tower
+    has_clip_text = 'text_model.embeddings.token_embedding.weight' in flat
+    return is_tower and 'embeddings.patch_embedding.weight' in names_in_tower and not has_clip_text
 
 
 def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
-    """A CLIPVisionModel (its `pooler_output` is our `pre_logits`), also with its projection; a
-    SiglipVisionModel or Siglip2VisionModel; or a CLIPForImageClassification or a
+    """Read a CLIPVisionModel (its `pooler_output` is our `pre_logits`), with or without projection;
+    a SiglipVisionModel or Siglip2VisionModel; or a CLIPForImageClassification or a
     SiglipForImageClassification.
 
     Raises:
-      UserError: if there is a text tower, too; if parameters are unknown, absent or of the
-        wrong shape, or do not fit the config.
+      UserError: if there is also a text tower; if parameters are unknown, missing or have the wrong
+        shape, or contradict the config.
     """
     if any(name.startswith('text_model.') for name in flat):
-        raise UserError('the file has two towers: name one, as in FILE:vision')
+        raise UserError('the file has two towers: choose one, as in FILE:vision')
     if any(name.endswith('class_pos_emb') for name in flat):
-        raise UserError('no model here rotates the class token by learned angles, as MLCD does')
+        raise UserError("MLCD's rotation of the class token by learned angles is not supported")
     is_clip = any(name.endswith('embeddings.class_embedding') for name in flat)
     kind = _CLIP if is_clip else _SIGLIP
     config = {**extra, **(extra.get('vision_config') or {})}
     config.setdefault('model_type', kind.types[0])
     used = kind.used(flat)
     classifies = is_clip and 'classifier.weight' in used
-    if 'classifier.weight' in used:  # which does not use the layers in `unused`
+    if 'classifier.weight' in used:  # the layers in `unused` have no effect
         unused = 'post_layernorm.' if is_clip else 'head.'
         used = {n: a for n, a in used.items() if not kind.plain(n).startswith(unused)}
-    used = torch_layout.parted(used, kind.source)
+    used = torch_layout.split_fused(used, kind.source)
     parts = {name: _shaped(kind.plain(name), array) for name, array in used.items()}
     fields: dict[str, Any] = dict(_CLASSIFIER) if classifies else {}
     if 'visual_projection.weight' in parts:
@@ -121,7 +122,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
 
 
 def _shaped(name: str, array: np.ndarray) -> np.ndarray:
-    """Add the batch axis to tokens and tables; turn SigLIP 2's matrix into a convolution."""
+    """Add the batch axis to tokens and tables; convert SigLIP 2's matrix to a convolution."""
     if name in ('embeddings.class_embedding', 'embeddings.position_embedding.weight'):
         return _transformers.batched(array)
     if name == 'embeddings.patch_embedding.weight' and array.ndim == 2:
@@ -135,26 +136,28 @@ def _shaped(name: str, array: np.ndarray) -> np.ndarray:
 def fused(flat: Flat) -> Flat:
     """Join the projections of the pooling, as in torch.nn.MultiheadAttention."""
     head = 'head.attention.'
-    rest = {n: a for n, a in flat.items() if not n.startswith(tuple(head + x + '.' for x in 'qkv'))}
+    result = {
+        n: a for n, a in flat.items() if not n.startswith(tuple(head + x + '.' for x in 'qkv'))
+    }
     for leaf in ('weight', 'bias'):
         parts = [flat[f'{head}{letter}.{leaf}'] for letter in 'qkv']
-        rest[f'{head}in_proj_{leaf}'] = np.concatenate(parts)
-    return rest
+        result[f'{head}in_proj_{leaf}'] = np.concatenate(parts)
+    return result
 
 
 def _clip(flat: Flat, model: Fields) -> Flat:
-    """Move the biases of patches into their positions, and drop those of the head.
+    """Move the biases of patches into their positions, and drop the head's biases.
 
     Raises:
-      UserError: if the head has biases that are not zero.
+      UserError: if the head has nonzero biases.
     """
-    kept = without_patch_bias(flat, 1)
-    kept['pos_embed'], kept['cls_token'] = kept['pos_embed'][0], flat['cls_token'].reshape(-1)
-    if np.any(kept.pop('head/bias', 0)):
+    arrays = without_patch_bias(flat, 1)
+    arrays['pos_embed'], arrays['cls_token'] = arrays['pos_embed'][0], flat['cls_token'].reshape(-1)
+    if np.any(arrays.pop('head/bias', 0)):
         raise UserError(
             'the projection of a CLIP has no biases, but this head has: write an .npz file'
         )
-    return kept
+    return arrays
 
 
 def _clip_classifier(flat: Flat, model: Fields) -> Flat:
@@ -162,8 +165,8 @@ def _clip_classifier(flat: Flat, model: Fields) -> Flat:
     ones, zeros = np.ones(model['width'], np.float32), np.zeros(model['width'], np.float32)
     norm = {'encoder/norm/scale': ones, 'encoder/norm/bias': zeros}
     head = {name: array for name, array in flat.items() if name.startswith('head/')}
-    rest = {name: array for name, array in flat.items() if name not in head}
-    return {**head, **norm, **_clip(rest, model)}
+    encoder = {name: array for name, array in flat.items() if name not in head}
+    return {**head, **norm, **_clip(encoder, model)}
 
 
 def _clip_classifier_config(model: Fields) -> dict[str, Any]:

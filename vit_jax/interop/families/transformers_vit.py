@@ -1,7 +1,6 @@
-"""ViTs, DeiTs, MSN and I-JEPA of transformers: safetensors with the names of versions 4 and 5.
+"""ViT, DeiT, MSN and I-JEPA of transformers: safetensors with the names of versions 4 and 5.
 
-The shape of a grid that is not square, GELU and epsilons come from config.json; without it they are
-the defaults of transformers.ViTConfig.
+Non-square grids, GELU and epsilons come from config.json, by default from transformers.ViTConfig.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _KINDS = (
         ('vit', 'vit_mae'),
         _transformers.VIT_TABLE,
         prefixes=(_PREFIX,),
-        unused=('embeddings.mask_token',),  # of pretraining
+        unused=('embeddings.mask_token',),  # for pretraining
         defaults={'layer_norm_eps': 1e-12},
     ),
     _transformers.Kind(
@@ -69,40 +68,41 @@ _KINDS = (
         defaults={'layer_norm_eps': 1e-12, 'num_attention_heads': 12},
     ),
 )
-# Parts that all of them have, by which they are recognized.
+# Parts that identify them.
 _PLAIN = _transformers.Kind('', (), (), tuple(p for kind in _KINDS for p in kind.prefixes))
 _EMBEDDING = 'embeddings.patch_embeddings.projection.weight'
 _NORMS = ('encoder.layer.0.layernorm_before.weight', 'layers.0.layernorm_before.weight')
-# Parts that only other families have beside these.
+# Parts that only other families have.
 _OTHERS = ('decoder.decoder_pred.weight', 'embeddings.detection_tokens', 'pooler.layernorm.weight')
 
 
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
-    """Whether these are the names of such a model, and not those of a family with more parts."""
-    known = {_PLAIN.plain(name) for name in flat}
-    is_vit = _EMBEDDING in known and not known.isdisjoint(_NORMS)
-    lambdas = any(re.search(r'\.0\.(lambda_1|layer_scale1)', name) for name in known)
-    return is_vit and not lambdas and known.isdisjoint(_OTHERS)
+    """Return whether these are the names of such a model, not of a family with more parts."""
+    plain_names = {_PLAIN.plain(name) for name in flat}
+    is_vit = _EMBEDDING in plain_names and not plain_names.isdisjoint(_NORMS)
+    lambdas = any(re.search(r'\.0\.(lambda_1|layer_scale1)', name) for name in plain_names)
+    return is_vit and not lambdas and plain_names.isdisjoint(_OTHERS)
 
 
 def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
-    """A ViTModel, whose pooler is our `pre_logits`, a ViTForImageClassification or a ViTMAEModel;
-    or the same of DeiT, MSN or I-JEPA.
+    """Read a ViTModel, whose pooler is our `pre_logits`, a ViTForImageClassification or a
+    ViTMAEModel; or the same of DeiT, MSN or I-JEPA.
 
-    The distillation token of a DeiT, with its position, becomes a register, unless it has a
-    classifier of its own.
+    The distillation token of a DeiT, with its position, becomes a register unless it has a
+    classifier.
 
     Raises:
-      UserError: if parameters are unknown, absent or of the wrong shape, or do not fit the config.
+      UserError: if parameters are unknown, missing or have the wrong shape, or contradict the
+        config.
     """
-    found = extra.get('model_type')
-    by_type = (kind for kind in _KINDS if found in kind.types)
+    model_type = extra.get('model_type')
+    by_type = (kind for kind in _KINDS if model_type in kind.types)
     by_name = (k for k in _KINDS if any(name.startswith(k.prefixes) for name in flat))
     kind = next(by_type, None) or next(by_name, _KINDS[0])
     used = kind.used(flat)
-    if 'classifier.weight' in flat:  # which does not use the pooler
+    if 'classifier.weight' in flat:  # the pooler is unused
         used = {n: array for n, array in used.items() if not kind.plain(n).startswith('pooler.')}
-    if 'distillation_classifier.weight' in flat:  # then both tokens are read
+    if 'distillation_classifier.weight' in flat:  # both tokens are read
         rows = ((a, b.replace('register_tokens', 'dist_token')) for a, b in kind.table)
         return _transformers.read(dataclasses.replace(kind, table=tuple(rows)), used, extra, rows=2)
     distilled = any(name.endswith('embeddings.distillation_token') for name in flat)
@@ -131,14 +131,14 @@ FORMS = (
 
 
 def write(trained: TrainedModel) -> Written:
-    """Make the files of the first class of transformers that computes what a ViT does, if possible
-    of the kind that it was read from; see `_transformers.write`.
+    """Write the files of the first class of transformers that computes the same as a ViT, if
+    possible of the original kind; see `_transformers.write`.
     """
-    others = (
+    other_families = (
         *(transformers_dinov2, transformers_dinov3, transformers_vision_tower),
         *(transformers_beit, transformers_yolos),
     )
-    forms = (*FORMS, *(form for family in others for form in family.FORMS))
+    forms = (*FORMS, *(form for family in other_families for form in family.FORMS))
     return _transformers.write(trained, forms)
 
 

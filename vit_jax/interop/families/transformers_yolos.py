@@ -1,7 +1,7 @@
-"""The ViT of transformers' YOLOS: safetensors, and config.json.
+"""The ViT of transformers' YOLOS: safetensors and config.json.
 
-Its detection tokens, which come last there, become registers: blocks do not depend on the order of
-tokens. The detection head is left out.
+Its detection tokens, which come last in transformers, become registers: blocks do not depend on the
+order of tokens. The detection head is ignored.
 """
 
 from __future__ import annotations
@@ -37,37 +37,37 @@ _KIND = _transformers.Kind(
 
 
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
-    """Whether these are the names of such a model."""
+    """Return whether these are the names of such a model."""
     return _TOKENS in {_KIND.plain(name) for name in flat}
 
 
 def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
-    """A YolosModel, whose pooler is our `pre_logits`, or that of a YolosForObjectDetection.
+    """Read a YolosModel, whose pooler is our `pre_logits`, or the one in a YolosForObjectDetection.
 
     Raises:
-      UserError: if positions are added to later blocks, too; if parameters are unknown, absent or
-        of the wrong shape, or do not fit the config.
+      UserError: if positions are also added to later blocks; if parameters are unknown, missing or
+        have the wrong shape, or contradict the config.
     """
     if any(name.endswith('mid_position_embeddings') for name in flat):
-        raise UserError(f'{_KIND.source}: no model here adds positions between its blocks')
+        raise UserError(f'{_KIND.source}: positions between blocks are not supported')
     used = _KIND.used(flat)
     by_name = {_KIND.plain(name): name for name in used}
     tokens, table = (used.get(by_name.get(name, '')) for name in (_TOKENS, _POSITIONS))
     if tokens is None or table is None or tokens.ndim != 3 or table.ndim != 3:
         raise UserError(f'{_KIND.source}: {_TOKENS} and {_POSITIONS} [1 N D] are not in the file')
     count = tokens.shape[1]
-    ends = np.split(table, [1, max(table.shape[1] - count, 1)], axis=1)
-    used[by_name[_POSITIONS]] = np.concatenate([ends[0], ends[2], ends[1]], axis=1)
+    sections = np.split(table, [1, max(table.shape[1] - count, 1)], axis=1)
+    used[by_name[_POSITIONS]] = np.concatenate([sections[0], sections[2], sections[1]], axis=1)
     imported = _transformers.read(_KIND, used, extra, rows=1 + count)
     if any(name.startswith(_HEADS) for name in flat):
-        return imported.with_notes('the detection head is left out: a YOLOS is read as its ViT')
+        return imported.with_notes('the detection head is ignored: a YOLOS is read as its ViT')
     return imported
 
 
 def _arrays(flat: Flat, model: Fields) -> Flat:
-    """Reorder positions as tokens there, where registers come last."""
-    ends = np.split(flat['pos_embed'], [1, 1 + model['registers']], axis=1)
-    return flat | {'pos_embed': np.concatenate([ends[0], ends[2], ends[1]], axis=1)}
+    """Reorder positions like the tokens in transformers, where registers come last."""
+    sections = np.split(flat['pos_embed'], [1, 1 + model['registers']], axis=1)
+    return flat | {'pos_embed': np.concatenate([sections[0], sections[2], sections[1]], axis=1)}
 
 
 def _config(model: Fields) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """ViTs and hybrids of google-research/vision_transformer and google-research/big_vision: .npz.
 
-There are three sets of names: those of Flax before Linen, which numbers modules within their
-parent; those of Linen, which numbers them by class; and big_vision's, with positions at the top.
-GELU is the tanh approximation, and layer norms add 1e-6.
+There are three sets of names: of Linen's predecessor, which numbers modules within their parent;
+of Linen, which numbers them by class; and of big_vision, with positions at the top. GELU is the
+tanh approximation, and layer norms add 1e-6.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from vit_jax.tree_paths import unroll
 _BLOCK = ('Transformer/encoderblock_{0}', 'encoder/block_{0}')
 _UNIT = ('block{1}/unit{1}', 'resnet/stage_{0}/block_{0}')
 _SCANNED = ('encoderblock', 'encoderblock_')
-_MOST_BLOCKS = 1000  # ViTs have up to 64
+_MAX_BLOCKS = 1000  # ViTs have up to 64
 _ATTENTION, _MLP = 'MultiHeadDotProductAttention_*', 'MlpBlock_*'
 
 
-def _below(parents: tuple[str, str], *rows: tuple[str, str]) -> names.Table:
-    theirs, ours = parents
-    return tuple((f'{theirs}/{a}', f'{ours}/{b}') for a, b in rows)
+def _prefix_rows(parents: tuple[str, str], *rows: tuple[str, str]) -> names.Table:
+    their_parent, our_parent = parents
+    return tuple((f'{their_parent}/{a}', f'{our_parent}/{b}') for a, b in rows)
 
 
-# If several rows have the same right side, the first is written: names of Linen.
+# If several rows have the same right side, the first is used for writing: names of Linen.
 TABLE: names.Table = (
     ('cls', 'cls_token'),
     ('embedding', 'patch_embed'),
     ('Transformer/posembed_input/pos_embedding', 'pos_embed'),
     ('Transformer/pos_embedding', 'pos_embed'),
     ('pos_embedding', 'pos_embed'),
-    *_below(
+    *_prefix_rows(
         _BLOCK,
         ('LayerNorm_0', 'norm1'),
         (_ATTENTION, 'attention'),
@@ -49,7 +49,7 @@ TABLE: names.Table = (
         (f'{_MLP}/Dense_1', 'mlp/fc2'),
     ),
     ('Transformer/encoder_norm', 'encoder/norm'),
-    *_below(
+    *_prefix_rows(
         ('MAPHead_*', 'map_head'),
         ('probe', 'probe'),
         (_ATTENTION, 'attention'),
@@ -57,7 +57,7 @@ TABLE: names.Table = (
         (f'{_MLP}/Dense_0', 'mlp/fc1'),
         (f'{_MLP}/Dense_1', 'mlp/fc2'),
     ),
-    # An early form of the same head, without a module of its own.
+    # An early form of the same head, without a separate module.
     ('probe', 'map_head/probe'),
     (_ATTENTION, 'map_head/attention'),
     ('LayerNorm_*', 'map_head/norm'),
@@ -67,14 +67,14 @@ TABLE: names.Table = (
     ('head', 'head'),
     ('conv_root', 'resnet/root/conv'),
     ('gn_root', 'resnet/root/norm'),
-    *_below(_UNIT, *((f'conv{i}', f'conv{i}') for i in (1, 2, 3))),
-    *_below(_UNIT, *((f'gn{i}', f'norm{i}') for i in (1, 2, 3))),
-    *_below(_UNIT, ('conv_proj', 'proj'), ('gn_proj', 'proj_norm')),
+    *_prefix_rows(_UNIT, *((f'conv{i}', f'conv{i}') for i in (1, 2, 3))),
+    *_prefix_rows(_UNIT, *((f'gn{i}', f'norm{i}') for i in (1, 2, 3))),
+    *_prefix_rows(_UNIT, ('conv_proj', 'proj'), ('gn_proj', 'proj_norm')),
 )
 
 
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
-    """Whether these are the names of such a model."""
+    """Return whether these are the names of such a model."""
     return 'embedding/kernel' in flat and any(n.startswith('Transformer/') for n in flat)
 
 
@@ -82,13 +82,13 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     """Read a ViT or hybrid from an .npz file; see `files.read_arrays`.
 
     Raises:
-      UserError: if parameters are unknown, absent or of the wrong shape.
+      UserError: if parameters are unknown, missing or have the wrong shape.
     """
     source = _source(flat)
     _require_plausible_depth(flat, source)
     unrolled = unroll(flat, *_SCANNED)
-    in_file = names.renamed({name: names.ours(name, TABLE) for name in unrolled}, source)
-    params = {name: _vector(name, unrolled[theirs]) for name, theirs in in_file.items()}
+    in_file = names.file_names({name: names.to_ours(name, TABLE) for name in unrolled}, source)
+    params = {name: _vector(name, unrolled[file_name]) for name, file_name in in_file.items()}
     hints = [extra[GIVEN_SIZE]] if GIVEN_SIZE in extra else []
     imported = _vit.assemble(
         params,
@@ -106,52 +106,52 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
 
 
 def write(params: Mapping[str, Any], model: Mapping[str, Any]) -> Flat:
-    """Make the arrays of an .npz file, under Linen's names, which both code bases read.
+    """Convert to the arrays of an .npz file, with Linen's names, which both code bases read.
 
-    Layer scale is folded into the layers before it, and absent biases become zero.
+    Layer scale is folded into the preceding layers, and missing biases become zero.
 
     Args:
-      params: of a ViT or hybrid, unrolled or scanned.
-      model: keywords of `config.model`, with its name.
+      params: parameters of a ViT or hybrid, unrolled or scanned.
+      model: keywords of `config.model`, including its name.
 
     Raises:
-      UserError: if the model has parts that the format has no names for.
+      UserError: if the model has parts that the format cannot name.
     """
     if model['name'] not in ('vit', 'hybrid'):
         raise UserError(f'{model["name"]!r} is neither a vit nor a hybrid')
-    held: dict[str, tuple[Any, ...]]
-    held = {'pool': ('cls', 'gap', 'map', 'none'), 'head_norm': ('none',), 'fc_norm': (False,)}
-    held |= {'positions': ('none',), 'norm': ('layer',), 'norm_place': ('pre',)}
-    held |= {'posemb': ('learn', 'sincos2d'), 'final_norm': (True,), 'inner_norm': (False,)}
-    held |= {'pool_heads': (None,), 'pool_mlp_dim': (None,)}
-    for field, plain in held.items():
-        if model.get(field, plain[0]) not in plain:
-            raise UserError(f'vision_transformer files hold no ViT with {field} {model[field]!r}')
+    supported: dict[str, tuple[Any, ...]]
+    supported = {'pool': ('cls', 'gap', 'map', 'none'), 'head_norm': ('none',), 'fc_norm': (False,)}
+    supported |= {'positions': ('none',), 'norm': ('layer',), 'norm_place': ('pre',)}
+    supported |= {'posemb': ('learn', 'sincos2d'), 'final_norm': (True,), 'inner_norm': (False,)}
+    supported |= {'pool_heads': (None,), 'pool_mlp_dim': (None,)}
+    for field, values in supported.items():
+        if model.get(field, values[0]) not in values:
+            raise UserError(f'vision_transformer files do not support {field} {model[field]!r}')
     no_bias = model.get('no_bias', '')
-    flat = adapt.fold_layer_scale(names.flattened(params, no_bias))
+    flat = adapt.fold_layer_scale(names.flatten(params, no_bias))
     flat = adapt.with_biases(flat, filter(None, no_bias.split('|')))
     arrays = {_written(name): array for name, array in flat.items()}
-    if model.get('posemb_prefix') == 'none' and 'pos_embed' in flat:  # as in big_vision alone
+    if model.get('posemb_prefix') == 'none' and 'pos_embed' in flat:  # only in big_vision
         arrays['pos_embedding'] = arrays.pop(_written('pos_embed'))
     return arrays
 
 
 def losses(model: Mapping[str, Any]) -> list[str]:
-    """Notes on fields that such a file cannot represent and that its readers set differently."""
-    said = {'gelu': 'tanh', 'norm_eps': 1e-6, 'epsilons': 'authors'}
+    """Note fields that such a file cannot represent and that its readers set differently."""
+    reader_values = {'gelu': 'tanh', 'norm_eps': 1e-6, 'epsilons': 'authors'}
     return [
-        f'readers of .npz files compute with {field} {value}, this model with {model[field]}'
-        for field, value in said.items()
+        f'readers of .npz files use {field} {value}, but this model has {model[field]}'
+        for field, value in reader_values.items()
         if model.get(field, value) != value
     ]
 
 
 def _assumed(model: Mapping[str, Any]) -> list[str]:
-    """Assumptions about the model, as several models have the same file."""
+    """Note assumptions about the model, since several models have the same file."""
     notes = []
     if model['posemb'] == 'sincos2d':
         notes.append('the file has no position embedding: assumed to be sincos2d')
-    if model['posemb'] == 'none':  # such files are older than big_vision, the origin of sincos2d
+    if model['posemb'] == 'none':  # files older than big_vision, the origin of sincos2d
         notes.append('the file has no position embedding: assumed to be a model without positions')
     if model['pool'] == 'gap':
         notes.append(
@@ -161,18 +161,18 @@ def _assumed(model: Mapping[str, Any]) -> list[str]:
     return notes
 
 
-def _written(ours: str) -> str:
-    name = names.theirs(ours, TABLE)
+def _written(our_name: str) -> str:
+    name = names.to_theirs(our_name, TABLE)
     if name is None:
-        raise UserError(f'vision_transformer files have no name for {ours}')
+        raise UserError(f'vision_transformer files have no name for {our_name}')
     return name
 
 
 def _require_plausible_depth(flat: Flat, source: str) -> None:
-    """Refuse scanned blocks of next to no size: a small file could hold millions."""
+    """Raise UserError for tiny scanned blocks: a small file could have millions."""
     for name, array in flat.items():
-        if re.search(rf'(^|/){_SCANNED[0]}/', name) and len(np.atleast_1d(array)) > _MOST_BLOCKS:
-            raise UserError(f'{source}: {name} {array.shape} holds more than {_MOST_BLOCKS} blocks')
+        if re.search(rf'(^|/){_SCANNED[0]}/', name) and len(np.atleast_1d(array)) > _MAX_BLOCKS:
+            raise UserError(f'{source}: {name} {array.shape} has more than {_MAX_BLOCKS} blocks')
 
 
 def _source(flat: Flat) -> str:
@@ -188,17 +188,17 @@ def _is_pre_linen(flat: Flat) -> bool:
 
 
 def _vector(name: str, array: np.ndarray) -> np.ndarray:
-    """Group norms were once [1 1 1 C]."""
+    """Flatten group norms, which were once [1 1 1 C]."""
     is_norm = name.startswith('resnet/') and name.endswith(('/scale', '/bias'))
     return array.reshape(-1) if is_norm else array
 
 
 def _has_class_row(flat: Flat, params: Flat, hints: Sequence[_vit.Size]) -> bool:
-    """Whether the first position is that of the class token.
+    """Return whether the first position belongs to the class token.
 
-    It is if positions lie inside the encoder. At the top, as in big_vision, they are added before
-    the class token, which then needs none; one more than a square is the token's, unless images of
-    the given size have as many patches as there are positions.
+    It does if positions are inside the encoder. At the top, as in big_vision, they are added before
+    the class token, which has none; but one more than a square includes the class token, unless
+    images of the given size have as many patches as there are positions.
     """
     if 'pos_embedding' not in flat:
         return True
@@ -208,8 +208,8 @@ def _has_class_row(flat: Flat, params: Flat, hints: Sequence[_vit.Size]) -> bool
 
 
 def _npz(imported: TrainedModel) -> Written:
-    """Make the arrays for images in [-1, 1], which readers of such files assume."""
-    params, notes = adapt.for_images(imported, preprocessing.RANGE)
+    """Convert to arrays for images in [-1, 1], which readers of such files assume."""
+    params, notes = adapt.renormalize(imported, preprocessing.RANGE)
     model = imported.model_config
     return Written(write(params, model), notes=(*losses(model), *notes))
 
