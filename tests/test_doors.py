@@ -59,7 +59,7 @@ REFUSED: dict[str, dict[str, str]] = {
         PIXELS: 'no embedding of a whole image',
     },
     'attention': {
-        'run_(reverse|rnn|seq2seq)': 'is none of the digits',
+        'run_(reverse|rnn|seq2seq)': 'digits',
         '.*(bit_resnet|mae|mixer).*|run_bit': 'has no attention to draw',
         '.*text_encoder.*': 'was not trained on images',
     },

