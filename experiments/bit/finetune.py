@@ -1,6 +1,6 @@
 r"""Fine-tuning of a BiT-ResNet by the BiT-HyperRule: choose only the dataset.
 
-    python -m vit_jax train --config experiments/bit/finetune.py:cifar10,variant=R50x1 \
+    python -m vit_jax train experiments/bit/finetune.py:cifar10,variant=R50x1 \
         --config.init.from=BiT-M-R50x1.npz --workdir runs/cifar10_bit
 
 The argument is a dataset (imagenet2012, cifar10, cifar100, pets, flowers) and the checkpoint's

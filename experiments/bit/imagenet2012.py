@@ -1,6 +1,6 @@
 """ImageNet-1k from scratch: BiT-S, a ResNet with group norm and weight standardization.
 
-    python -m vit_jax train --config experiments/bit/imagenet2012.py --workdir runs/bit_i1k
+    python -m vit_jax train experiments/bit/imagenet2012.py --workdir runs/bit_i1k
 
 Kolesnikov et al., 2020, arXiv:1912.11370, section 4.1: SGD with momentum, batch 4096, 90 epochs,
 5,000 steps of warm-up, learning rate 0.03 per 256 images, divided by ten at epochs 30, 60 and 80.

@@ -2,7 +2,7 @@ r"""CapPa on captions of colored digits: from scratch on a CPU, without download
 
     python -m vit_jax vocab scenes_captions --field caption --size 100 --kind bpe \
         --output scenes_captions.model
-    python -m vit_jax train --config experiments/cappa/scenes.py --workdir runs/cappa
+    python -m vit_jax train experiments/cappa/scenes.py --workdir runs/cappa
 
 The images and the vocabulary are those of `experiments/siglip/scenes.py`; a ViT of width 64 with 2
 blocks and a decoder of one block see each image 10 times. `scenes.py:cap` predicts every caption

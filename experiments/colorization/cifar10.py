@@ -1,7 +1,7 @@
 r"""Colorization of gray CIFAR-10 images by classification.
 
     python -m vit_jax colors tfds:cifar10 --split 'train[:90%]' --out colors.json
-    python -m vit_jax train --config experiments/colorization/cifar10.py \
+    python -m vit_jax train experiments/colorization/cifar10.py \
         --config.task.prior=colors.json --workdir runs/colorize
     python -m vit_jax predict --workdir runs/colorize --out colors.png photo.jpg
     python -m vit_jax attention --workdir runs/colorize --query 3,4 --out looks.png photo.jpg

@@ -1,6 +1,6 @@
 """ColTran core: coarse colors of gray images, sampled pixel by pixel.
 
-    python -m vit_jax train --config experiments/colorization/coltran_core.py --workdir runs/core
+    python -m vit_jax train experiments/colorization/coltran_core.py --workdir runs/core
 
 Kumar et al., 2021, arXiv:2102.04432: ImageNet at 64 x 64 pixels, RMSprop, 450,000 steps of 224
 images, averaged parameters. 10,000 training images are held out for tuning. coltran_upsamplers.py

@@ -1,6 +1,6 @@
 """ColTran core on CIFAR-10 at 16 x 16 pixels: a small model for CPUs.
 
-    python -m vit_jax train --config experiments/colorization/coltran_core_cifar10.py \\
+    python -m vit_jax train experiments/colorization/coltran_core_cifar10.py \\
         --workdir runs/core_cifar10
     python -m vit_jax predict runs/core_cifar10 photo.jpg --out samples.png
 

@@ -1,8 +1,8 @@
 r"""ColTran's upsamplers: from coarse to fine colors, from small to large images.
 
-    python -m vit_jax train --config experiments/colorization/coltran_upsamplers.py:color \
+    python -m vit_jax train experiments/colorization/coltran_upsamplers.py:color \
         --workdir runs/color
-    python -m vit_jax train --config experiments/colorization/coltran_upsamplers.py:spatial \
+    python -m vit_jax train experiments/colorization/coltran_upsamplers.py:spatial \
         --workdir runs/spatial
 
 Both see the gray image. `color` (the default) maps 8 levels per channel to 256, at 64 x 64 pixels;

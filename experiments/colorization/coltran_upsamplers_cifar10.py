@@ -1,6 +1,6 @@
 r"""ColTran's upsamplers on CIFAR-10: small models for CPUs.
 
-    python -m vit_jax train --config experiments/colorization/coltran_upsamplers_cifar10.py:color \
+    python -m vit_jax train experiments/colorization/coltran_upsamplers_cifar10.py:color \
         --workdir runs/color_cifar10
 
 As coltran_upsamplers.py: `color` at 16 x 16 pixels, `spatial` from 16 x 16 to 32 x 32 pixels, with

@@ -1,7 +1,7 @@
 r"""Colorful Image Colorization on ImageNet-1k, with a ViT instead of the paper's CNN.
 
     python -m vit_jax colors tfds:imagenet2012 --images 50000 --out colors.json
-    python -m vit_jax train --config experiments/colorization/imagenet.py:B/16 \
+    python -m vit_jax train experiments/colorization/imagenet.py:B/16 \
         --config.task.prior=colors.json --workdir runs/colorize_imagenet
 
 The argument is the encoder's shape, such as S/16 or B/16 (the default); three blocks of queries

@@ -1,7 +1,7 @@
 """DETR on BCCD, blood cells of three kinds: 205 training photographs, on a CPU.
 
-    python -m vit_jax train --config experiments/detr/bccd.py --workdir runs/bccd
-    python -m vit_jax train --config experiments/detr/bccd.py:scenes --workdir runs/bccd_scenes \\
+    python -m vit_jax train experiments/detr/bccd.py --workdir runs/bccd
+    python -m vit_jax train experiments/detr/bccd.py:scenes --workdir runs/bccd_scenes \\
       --config.init.from=runs/scenes
 
 The images and their boxes (github.com/cosmicad/dataset, MIT) are in data/bccd in COCO format:

@@ -1,6 +1,6 @@
 """DETR on COCO with the paper's recipe: 500 epochs, or a shorter one.
 
-    python -m vit_jax train --config experiments/detr/coco.py --workdir runs/detr \\
+    python -m vit_jax train experiments/detr/coco.py --workdir runs/detr \\
       --config.init.from=resnet50.safetensors --config.init.select=backbone
 
 COCO 2017 is unpacked in data/coco: annotations/, train2017/, val2017/. The ResNet is pre-trained,

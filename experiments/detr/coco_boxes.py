@@ -1,6 +1,6 @@
 """DETR on things and stuff of COCO as boxes: the first stage of its panoptic segmentation.
 
-    python -m vit_jax train --config experiments/detr/coco_boxes.py --workdir runs/detr_boxes \\
+    python -m vit_jax train experiments/detr/coco_boxes.py --workdir runs/detr_boxes \\
       --config.init.from=resnet50.safetensors --config.init.select=backbone
 
 Carion et al., 2020, arXiv:2005.12872: 300 epochs; coco_panoptic.py goes on from here. COCO 2017 is

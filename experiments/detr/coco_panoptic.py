@@ -1,6 +1,6 @@
 """DETR for panoptic segmentation of COCO: masks by a head on a frozen detector.
 
-    python -m vit_jax train --config experiments/detr/coco_panoptic.py \\
+    python -m vit_jax train experiments/detr/coco_panoptic.py \\
       --config.init.from=runs/detr_boxes --workdir runs/detr_panoptic
 
 Carion et al., 2020, arXiv:2005.12872: the second of two stages, 25 epochs after those of

@@ -1,6 +1,6 @@
 """Your own boxes: any released DETR learns your classes.
 
-    python -m vit_jax train --config experiments/detr/own.py \\
+    python -m vit_jax train experiments/detr/own.py \\
         --config.data.source=coco:/data/cells --config.init.from=hf://facebook/detr-resnet-50 \\
         --workdir runs/cells
 

@@ -1,6 +1,6 @@
 """DETR on `scenes`, digits on textures: detection from scratch on a CPU, without download.
 
-    python -m vit_jax train --config experiments/detr/scenes.py --workdir runs/scenes
+    python -m vit_jax train experiments/detr/scenes.py --workdir runs/scenes
 
 Expected: AP50 of at least 0.89 on the 500 test images, whose digits do not occur in training.
 Measured: AP50 0.905 and AP 0.669 after 56 epochs (35,000 steps) in about 110 minutes of one CPU

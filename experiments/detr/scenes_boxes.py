@@ -1,6 +1,6 @@
 """DETR on `scenes_panoptic`: digits and textures as boxes, the first stage of segmentation.
 
-    python -m vit_jax train --config experiments/detr/scenes_boxes.py \\
+    python -m vit_jax train experiments/detr/scenes_boxes.py \\
       --config.init.from=runs/scenes --workdir runs/scenes_boxes
 
 It starts from a run of scenes.py, which already detects digits; without `--config.init.from` it

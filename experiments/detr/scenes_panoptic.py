@@ -1,6 +1,6 @@
 """Panoptic DETR on `scenes_panoptic`, digits on four kinds of textures, without download.
 
-    python -m vit_jax train --config experiments/detr/scenes_panoptic.py \\
+    python -m vit_jax train experiments/detr/scenes_panoptic.py \\
       --config.init.from=runs/scenes_boxes --workdir runs/scenes_panoptic
 
 The second of the paper's two stages: a mask head is trained on the frozen detector of

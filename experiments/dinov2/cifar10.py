@@ -1,6 +1,6 @@
 r"""CIFAR-10 without labels: self-distillation at the cost of the masked autoencoder.
 
-    python -m vit_jax train --config experiments/dinov2/cifar10.py --workdir runs/dinov2_cifar10
+    python -m vit_jax train experiments/dinov2/cifar10.py --workdir runs/dinov2_cifar10
     python -m vit_jax attention --workdir runs/dinov2_cifar10 photo.jpg --out heads.png
     python -m vit_jax predict --workdir runs/dinov2_cifar10 a.jpg b.jpg --out patches.png
 
@@ -9,7 +9,7 @@ crops of each image, the teacher two, which takes 12.7 times the FLOPs of a mask
 image; 28,352 of the 45,000 images, each once, cost as much as eight epochs there. To fine-tune the
 result:
 
-    python -m vit_jax train --config experiments/mae/cifar10_finetune.py:labels=10% \
+    python -m vit_jax train experiments/mae/cifar10_finetune.py:labels=10% \
         --config.init.from=runs/dinov2_cifar10 --workdir runs/dinov2_cifar10_finetune_10
 
 Expected: a linear probe with a test accuracy of at least 0.35, below the masked autoencoder's,

@@ -1,7 +1,7 @@
 r"""ImageNet-1k without labels, with the authors' short DINOv2 recipe, or any folder of images.
 
-    python -m vit_jax train --config experiments/dinov2/imagenet.py:L/16 --workdir runs/dinov2_l16
-    python -m vit_jax train --config experiments/dinov2/imagenet.py:S/14,own \
+    python -m vit_jax train experiments/dinov2/imagenet.py:L/16 --workdir runs/dinov2_l16
+    python -m vit_jax train experiments/dinov2/imagenet.py:S/14,own \
         --config.data.source=folder:/data/photos --config.batch_size=256 \
         --config.total='50_000 steps' --config.optim.lr=2e-3 --workdir runs/dinov2_photos
 

@@ -1,27 +1,16 @@
 r"""One's own images: the pre-training of a released DINOv2 goes on with them, without labels.
 
-    python -m vit_jax train --config experiments/dinov2/own.py:S/14 \
-        --config.data.source=folder:/data/photos --config.init.from=hf://facebook/dinov2-small \
-        --workdir runs/own
+    python -m vit_jax train experiments/dinov2/own.py --config.data.source=folder:/data/photos \
+        --config.init.from=hf://facebook/dinov2-small --workdir runs/own
     python -m vit_jax embed runs/own photos --neighbors near.png
 
-The argument is the checkpoint's ViT, as B/14, and after commas `registers` if it has four of them,
-`gram` for Gram anchoring, `high` for a last stage at twice the size, and `cifar10`. Student and
-average start from the encoder; the heads, of which nothing is released, and the mask token are new.
-For the first tenth of the steps only they learn, then the encoder warms up. Its layers learn at
-rates that fall by 0.9 from each to the one before.
+Student and average start from the encoder; the heads, of which nothing is released, and the mask
+token are new. For the first tenth of the steps only they learn, then the encoder warms up; its
+layers learn at rates that fall by 0.9 from each to the one before.
 
-`gram` keeps the similarities of an image's patches near those of a model that is not trained, the
-released one or an earlier run, which sees the crops in twice the size and without changed colors:
-
-    python -m vit_jax train --config experiments/dinov2/own.py:S/14,gram \
-        --config.data.source=folder:/data/photos --config.init.from=hf://facebook/dinov2-small \
-        --config.task.gram_teacher=hf://facebook/dinov2-small --workdir runs/own_gram
-
-`high` goes on from such a run, with its heads, for a tenth of the steps:
-
-    python -m vit_jax train --config experiments/dinov2/own.py:S/14,high \
-        --config.data.source=folder:/data/photos --config.init.from=runs/own --workdir runs/own_high
+`gram` keeps the similarities of an image's patches near those of `config.task.gram_teacher`, the
+released model or an earlier run, which sees the crops in twice the size and without changed colors.
+`high` goes on from such a run, `--config.init.from=runs/own`, with its heads, at twice the size.
 
 Losses and crops are DINOv2's (Oquab et al., 2023, arXiv:2304.07193), the anchoring is DINOv3's
 (Simeoni et al., 2025, arXiv:2508.10104, section 4), whose Gram teacher is replaced every 10,000
@@ -35,12 +24,9 @@ minutes of CPU time.
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from vit_jax.errors import UserError
 from vit_jax.models import vit
 from vit_jax.models.dinov2 import ENCODER
 
-WORDS = ('registers', 'gram', 'high', 'cifar10')
-ARGS = ('smoke', 'S/14', 'B/14,registers', 'S/14,high', 'S/14,cifar10', ...)
 # Of images in [0, 1], as in the files of DINOv2.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 # All but biases, norms and layer scales, as in imagenet.py.
@@ -49,59 +35,71 @@ HEADS = dict(prototypes=4096, patch_prototypes=4096, hidden=1024)
 SMALL_HEADS = dict(prototypes=16, patch_prototypes=8, hidden=16, bottleneck=8, patch_bottleneck=8)
 
 
-def get_config(arg: str | None = None) -> ConfigDict:
-    """`arg`: a ViT and WORDS, as `S/14,gram`; `smoke` for a few steps on digits."""
-    smoke = arg == 'smoke'
-    name, *words = ('mu/2' if smoke else arg or 'S/14').split(',')
-    if unknown := set(words) - set(WORDS):
-        raise UserError(f'own.py:{arg}: {min(unknown)!r} is none of {", ".join(WORDS)}')
-    gram, high, cifar10 = (word in words for word in WORDS[1:])
+def get_config(
+    variant: str = 'S/14',
+    registers: bool = False,
+    gram: bool = False,
+    high: bool = False,
+    cifar10: bool = False,
+) -> ConfigDict:
+    """The checkpoint's ViT, and what the training adds.
+
+    Args:
+      variant: a ViT such as `B/14`.
+      registers: the checkpoint has four registers.
+      gram: Gram anchoring.
+      high: a last stage at twice the size, a tenth as long.
+      cifar10: a short run on CIFAR-10.
+    """
     config = ConfigDict()
-    config.seed, config.batch_size = 0, 16 if smoke or cifar10 else 64
-    steps = 20 if smoke else 100 if cifar10 else 500 if high else 5_000
+    config.batch_size = 16 if cifar10 else 64
+    steps = 100 if cifar10 else 500 if high else 5_000
     config.total = f'{steps} steps'
 
-    heads = SMALL_HEADS if smoke else HEADS
-    config.model = dict(name='dinov2', **vit.variant(name), layer_scale=1.0, gelu='erf', **heads)
-    config.model.update(registers=4 if 'registers' in words else 0, drop_path=0.1)
-    tokens = ['register_tokens'] if 'registers' in words else []
-    config.init = {'from': '' if smoke else placeholder(str)}
+    config.model = dict(name='dinov2', **vit.variant(variant), layer_scale=1.0, gelu='erf', **HEADS)
+    config.model.update(registers=4 if registers else 0, drop_path=0.1)
+    encoder = [*ENCODER, *['register_tokens'] * registers]
+    config.init = {'from': placeholder(str)}
     if not high:
-        config.init.select = ','.join([*ENCODER, *tokens])
-    config.task = dict(name='dinov2', warmup=steps // 10)
-    if not smoke:
-        config.task.update(mean=MEAN, std=STD)
+        config.init.select = ','.join(encoder)
+    config.task = dict(name='dinov2', warmup=steps // 10, mean=MEAN, std=STD)
 
     side, local, count = (56, 28, 4) if cifar10 else (224, 98, 8)
     side = 2 * side if high else side
     if gram:
         config.task.update(gram=2.0, gram_teacher='', gram_size=2 * side)
-    source = 'digits' if smoke else 'tfds:cifar10' if cifar10 else 'folder:photos'
-    sizes = (8, 4, 2) if smoke else (side, local, count)
-    config.data = dict(source=source, split='train[:90%]', transforms=crops(*sizes, gram))
-    if smoke or cifar10:
-        config.data.workers = 0
-    whole = '' if smoke else f"resize({side}, method='bicubic')"
-    images = dict(source=source, transforms=whole, batch_size=100 if cifar10 else 32)
-    config.evals = dict(minival=dict(images, split='train[90%:]'))
+    source = 'tfds:cifar10' if cifar10 else 'folder:photos'
+    augment = crops(side, local, count, gram)
+    config.data = dict(source=source, split='train[:90%]', transforms=augment)
+    images = dict(source=source, transforms=f"resize({side}, method='bicubic')")
+    config.evals = dict(minival=dict(images, split='train[90%:]', batch_size=32))
     if cifar10:
-        knn = dict(images, evaluator='knn', split='test[:100 per class]')
+        config.data.workers = 0
+        knn = dict(images, evaluator='knn', split='test[:100 per class]', batch_size=100)
         config.evals = dict(knn=dict(knn, fit='train[:200 per class]', every='100%'))
 
     config.optim = dict(name='adamw', lr=1e-5 if high else 1e-4, weight_decay=0.04, clip_norm=3.0)
-    config.optim.decay_mask = DECAYING
-    config.optim.layer_decay = 0.9
+    config.optim.update(decay_mask=DECAYING, layer_decay=0.9)
     if not high:
-        encoder = f'^({"|".join([*ENCODER, *tokens])})(/|$)'
-        config.optim.lr_delays = (('/prototypes/', '2%'), (encoder, '10%', '10%'))
-        config.optim.lr_mults = (('_head/', 10.0),)
+        delays = (('/prototypes/', '2%'), (f'^({"|".join(encoder)})(/|$)', '10%', '10%'))
+        config.optim.update(lr_delays=delays, lr_mults=(('_head/', 10.0),))
     config.optim.schedule = dict(name='cosine', warmup='5%')
     config.step = dict(ema_decay=0.99, ema_schedule=dict(name='cosine', final=1.0))
-    config.every = dict(log='10', eval='20' if smoke else '20%')
-    config.every.checkpoint = '20' if smoke else '20%'
-    config.checkpoint = dict(keep_last=2, keep_every='')
-    config.parallel = dict(strategy='jit', fsdp=1, tensor=1)
+    config.every = dict(log='10', eval='20%', checkpoint='20%')
     return config
+
+
+def smoke(config: ConfigDict) -> None:
+    """Shrink the run to 20 steps of a tiny model on digits, from scratch."""
+    config.total = '20 steps'
+    config.batch_size = 16
+    config.model.update(vit.variant('mu/2'), **SMALL_HEADS)
+    config.init['from'] = ''
+    config.task = dict(name='dinov2', warmup=2)
+    augment = crops(8, 4, 2, gram=False)
+    config.data = dict(source='digits', split='train[:90%]', transforms=augment, workers=0)
+    config.evals = dict(minival=dict(source='digits', split='train[90%:]', batch_size=32))
+    config.every = dict(log='10', eval='20', checkpoint='20')
 
 
 def crops(side: int, local: int, count: int, gram: bool) -> str:

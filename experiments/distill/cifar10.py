@@ -1,6 +1,6 @@
 r"""CIFAR-10: a small ViT learns from a teacher, or from the labels alone.
 
-    python -m vit_jax train --config experiments/distill/cifar10.py \
+    python -m vit_jax train experiments/distill/cifar10.py \
         --config.task.teacher=runs/cifar10_teacher --workdir runs/distill_cifar10
 
 The student is the ViT of `vit/cifar10.py`, half as wide and deep, for 10 epochs with mixup; the

@@ -1,6 +1,6 @@
 """EoMT for semantic segmentation of ADE20K: DINOv2 with registers.
 
-    python -m vit_jax train --config experiments/eomt/ade20k.py \\
+    python -m vit_jax train experiments/eomt/ade20k.py \\
       --config.init.from=hf://facebook/dinov2-with-registers-large --workdir runs/eomt_ade20k
 
 S, B or L, the default; patches of 14 pixels are resized to 16. ADE20K's scene

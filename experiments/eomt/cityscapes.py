@@ -1,6 +1,6 @@
 """EoMT for semantic segmentation of Cityscapes: DINOv2 with registers.
 
-    python -m vit_jax train --config experiments/eomt/cityscapes.py \\
+    python -m vit_jax train experiments/eomt/cityscapes.py \\
       --config.init.from=hf://facebook/dinov2-with-registers-large --workdir runs/eomt_cityscapes
 
 S, B or L, the default; patches of 14 pixels are resized to 16. leftImg8bit/ and

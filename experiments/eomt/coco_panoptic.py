@@ -1,6 +1,6 @@
 """EoMT for panoptic segmentation of COCO: DINOv2 with registers, 640 pixels.
 
-    python -m vit_jax train --config experiments/eomt/coco_panoptic.py:L \\
+    python -m vit_jax train experiments/eomt/coco_panoptic.py:L \\
       --config.init.from=hf://facebook/dinov2-with-registers-large --workdir runs/eomt_coco
 
 S, B, L or g (dinov2-with-registers-small to -giant); patches of 14 pixels are resized to 16. COCO

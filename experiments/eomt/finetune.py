@@ -1,6 +1,6 @@
 """EoMT on your own masks from DINOv2's ViT-S/14, at 448 pixels.
 
-    python -m vit_jax train --config experiments/eomt/finetune.py \\
+    python -m vit_jax train experiments/eomt/finetune.py \\
       --config.data.source=masks:/data/leaves --config.evals.val.source=masks:/data/leaves \\
       --config.init.from=hf://facebook/dinov2-small --workdir runs/leaves
 

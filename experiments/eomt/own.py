@@ -1,6 +1,6 @@
 """Your own masks: any released ViT, or a whole EoMT, learns the classes of pixels.
 
-    python -m vit_jax train --config experiments/eomt/own.py \\
+    python -m vit_jax train experiments/eomt/own.py \\
       --config.data.source=masks:/data/leaves --config.init.from=FILE --workdir runs/leaves
 
 The encoder's size, patches and normalization come from the checkpoint, any ViT that `vit_jax.load`

@@ -1,6 +1,6 @@
 """EoMT on `scenes_panoptic`, digits on four kinds of textures: panoptic segmentation, no download.
 
-    python -m vit_jax train --config experiments/eomt/scenes.py --workdir runs/eomt_scenes
+    python -m vit_jax train experiments/eomt/scenes.py --workdir runs/eomt_scenes
 
 In one stage, where detr/scenes_panoptic.py needs three. scenes_vit_s14.py starts from a trained
 ViT.

@@ -1,6 +1,6 @@
 """EoMT on `scenes_panoptic` from a DINOv2 ViT-S/14: panoptic segmentation on a CPU.
 
-    python -m vit_jax train --config experiments/eomt/scenes_vit_s14.py \\
+    python -m vit_jax train experiments/eomt/scenes_vit_s14.py \\
       --config.init.from=hf://facebook/dinov2-small --workdir runs/eomt_vit_s14
 
 As scenes.py, but from a trained encoder; an image takes five times as long, so that it sees a fifth

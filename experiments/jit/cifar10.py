@@ -1,6 +1,6 @@
 r"""CIFAR-10 out of noise, and what the model should predict: the image, the noise or the velocity.
 
-    python -m vit_jax train --config experiments/jit/cifar10.py --workdir runs/jit_cifar10
+    python -m vit_jax train experiments/jit/cifar10.py --workdir runs/jit_cifar10
     python -m vit_jax sample runs/jit_cifar10 --count 10 --guidance 2 --out cifar10.png
     python -m vit_jax evaluate --workdir runs/jit_cifar10 --split test \
         --evaluator "frechet(features='runs/cifar10')"

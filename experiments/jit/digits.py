@@ -1,6 +1,6 @@
 """Handwritten digits out of noise: JiT in minutes, without a network.
 
-    python -m vit_jax train --config experiments/jit/digits.py --workdir runs/jit_digits
+    python -m vit_jax train experiments/jit/digits.py --workdir runs/jit_digits
     python -m vit_jax sample runs/jit_digits --count 12 --guidance 1.5 --out digits.png
 
 Expected: legible digits of every class, and a test loss of at most 0.33. Measured: 0.286 in 9

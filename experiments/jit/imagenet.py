@@ -1,6 +1,6 @@
 r"""ImageNet at 256 or 512 pixels out of noise, by a plain ViT on patches of 16 or 32 pixels.
 
-    python -m vit_jax train --config experiments/jit/imagenet.py:B/16 --workdir runs/jit_b16
+    python -m vit_jax train experiments/jit/imagenet.py:B/16 --workdir runs/jit_b16
     python -m vit_jax sample runs/jit_b16 --count 50 --guidance 3 --out samples.npz
 
 B/16, L/16 or H/16 for images of 256 pixels; B/32, L/32 or H/32 for 512, where as many tokens stand

@@ -1,6 +1,6 @@
 r"""Images out of gray or small ones: colorization and super-resolution by JiT, without a network.
 
-    python -m vit_jax train --config experiments/jit/restore.py:gray --workdir runs/jit_gray
+    python -m vit_jax train experiments/jit/restore.py:gray --workdir runs/jit_gray
     python -m vit_jax predict --workdir runs/jit_gray photo.jpg --out colors.png
     python -m vit_jax evaluate --workdir runs/jit_gray --evaluator restoration
 

@@ -1,6 +1,6 @@
 """CIFAR-10 without labels: masked pre-training on a CPU.
 
-    python -m vit_jax train --config experiments/mae/cifar10.py --workdir runs/mae_cifar10
+    python -m vit_jax train experiments/mae/cifar10.py --workdir runs/mae_cifar10
 
 He et al., 2022, arXiv:2111.06377, section 4 with a small model: 45,000 training images, 8 epochs of
 them, only crops and flips. It ends with logistic regression on the test images; cifar10_finetune.py

@@ -1,8 +1,8 @@
 """CIFAR-10 with few labels: fine-tuning after masked pre-training, or from scratch.
 
-    python -m vit_jax train --config experiments/mae/cifar10_finetune.py:labels=10% \\
+    python -m vit_jax train experiments/mae/cifar10_finetune.py:labels=10% \\
         --workdir runs/mae_cifar10_finetune_10
-    python -m vit_jax train --config experiments/mae/cifar10_finetune.py:scratch,labels=10% \\
+    python -m vit_jax train experiments/mae/cifar10_finetune.py:scratch,labels=10% \\
         --workdir runs/mae_cifar10_scratch_10
 
 It starts from the run of cifar10.py in `runs/mae_cifar10` (or `--config.init.from=WORKDIR`), or

@@ -1,6 +1,6 @@
 """CIFAR-10: a linear classifier on the frozen encoder of a masked autoencoder.
 
-    python -m vit_jax train --config experiments/mae/cifar10_probe.py \\
+    python -m vit_jax train experiments/mae/cifar10_probe.py \\
         --workdir runs/mae_cifar10_probe
 
 He et al., 2022, arXiv:2111.06377, appendix A.1: LARS after a batch norm; only the head is trained.

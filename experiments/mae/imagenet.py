@@ -1,6 +1,6 @@
 """ImageNet-1k without labels: the pre-training of the MAE paper.
 
-    python -m vit_jax train --config experiments/mae/imagenet.py:epochs=1600 --workdir runs/mae_b16
+    python -m vit_jax train experiments/mae/imagenet.py:epochs=1600 --workdir runs/mae_b16
 
 He et al., 2022, arXiv:2111.06377, table 8: 800 or 1,600 epochs of B/16, L/16 or H/14. Fine-tune or
 probe the result by imagenet_finetune.py and imagenet_probe.py. Differences from the paper: pixels

@@ -1,6 +1,6 @@
 """ImageNet-1k: fine-tuning of a masked autoencoder, as in the MAE paper.
 
-    python -m vit_jax train --config experiments/mae/imagenet_finetune.py \\
+    python -m vit_jax train experiments/mae/imagenet_finetune.py \\
         --config.init.from=runs/mae_b16 --workdir runs/mae_b16_finetuned
 
 He et al., 2022, arXiv:2111.06377, table 9: layer-wise decay, mixup and cutmix, the mean patch

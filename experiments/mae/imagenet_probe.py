@@ -1,6 +1,6 @@
 """ImageNet-1k: linear probing of a masked autoencoder, as in the MAE paper.
 
-    python -m vit_jax train --config experiments/mae/imagenet_probe.py \\
+    python -m vit_jax train experiments/mae/imagenet_probe.py \\
         --config.init.from=runs/mae_b16 --workdir runs/mae_b16_probed
 
 He et al., 2022, arXiv:2111.06377, table 10: LARS, learning rate 0.1 per 256 images, a batch norm

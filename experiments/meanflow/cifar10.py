@@ -1,6 +1,6 @@
 """CIFAR-10 in one step: pMF with two heads, tokens for conditions, and Muon.
 
-    python -m vit_jax train --config experiments/meanflow/cifar10.py --workdir runs/meanflow_cifar10
+    python -m vit_jax train experiments/meanflow/cifar10.py --workdir runs/meanflow_cifar10
     python -m vit_jax sample runs/meanflow_cifar10 --count 10 --guidance 2 --out cifar10.png
     python -m vit_jax evaluate runs/meanflow_cifar10 --split test \
         --evaluator "frechet(features='runs/cifar10')"

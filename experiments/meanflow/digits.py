@@ -1,6 +1,6 @@
 """Handwritten digits in one step: average velocities on a small JiT, in minutes.
 
-    python -m vit_jax train --config experiments/meanflow/digits.py --workdir runs/meanflow_digits
+    python -m vit_jax train experiments/meanflow/digits.py --workdir runs/meanflow_digits
     python -m vit_jax sample runs/meanflow_digits --count 12 --out digits.png
     python -m vit_jax sample runs/meanflow_digits --count 12 --steps 4 --out four_steps.png
 

@@ -1,6 +1,6 @@
 """ImageNet in one step: pMF at 256 pixels (B/16, L/16, H/16) or 512 (B/32, L/32, H/32).
 
-    python -m vit_jax train --config experiments/meanflow/imagenet.py:B/16 --workdir runs/pmf_b16
+    python -m vit_jax train experiments/meanflow/imagenet.py:B/16 --workdir runs/pmf_b16
     python -m vit_jax sample runs/pmf_b16 --count 50 --out samples.npz
 
 Lu et al., 2026, arXiv:2601.22158, and the authors' code, Lyy-iiis/pMF. Expected, as published with

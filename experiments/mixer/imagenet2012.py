@@ -1,6 +1,6 @@
 """ImageNet-1k from scratch: MLP-Mixer B/16, 300 epochs.
 
-    python -m vit_jax train --config experiments/mixer/imagenet2012.py --workdir runs/mixer_b16
+    python -m vit_jax train experiments/mixer/imagenet2012.py --workdir runs/mixer_b16
 
 Tolstikhin et al., 2021, arXiv:2105.01601, by the recipe that its authors published later:
 big_vision's `mlp_mixer_i1k`. Expected, as published there for B/16: 76.3 % after 300 epochs (the

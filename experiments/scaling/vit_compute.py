@@ -4,16 +4,12 @@ r"""Accuracy over compute: six ViTs, seven BiT-ResNets and five hybrids, as in t
     python -m vit_jax sweep create experiments/scaling/vit_compute.py:vit --study compute_vit
     python -m vit_jax sweep work compute_vit    # `:bit` and `:hybrid` likewise
     python -m vit_jax scaling report runs/ --x flops --y '1-fewshot/5_shot' --by model --holdout 0
-
-A single run, here L/16 for as many examples as 14 epochs of JFT-300M:
-
-    python -m vit_jax train --config experiments/scaling/vit_compute.py:L/16,14 --workdir runs/l16
+    python -m vit_jax train experiments/scaling/vit_compute.py:L/16,epochs=14 --workdir runs/l16
 
 Dosovitskiy et al., 2021, arXiv:2010.11929, section 4.4, figure 5 and table 6; hyperparameters of
-table 3, which lacks R200x3 (here as for R152x2). The head's bias is the authors' for the sigmoid
-loss (see imagenet21k.py in experiments/vit). JFT-300M is private: the default is ImageNet-21k (see
-imagenet21k.py in experiments/vit), with the paper's number of examples, 149 epochs for 7 of JFT.
-`--config.data.source=...` selects other images.
+table 3, which lacks R200x3 (here as for R152x2). JFT-300M is private: the images are ImageNet-21k
+(see experiments/vit/imagenet21k.py, also for the head's bias), with the paper's number of examples,
+149 epochs for 7 of JFT.
 
 Expected, as published for JFT-300M after fine-tuning on ImageNet (table 6): B/32 80.73 %, B/16
 84.15, L/32 84.37, L/16 86.30 (7 epochs) and 87.12 (14), H/14 88.08; R50x1 77.54, R50x2 82.12,
@@ -23,11 +19,13 @@ experiments/vit or experiments/bit. Planned at 40 % of the peak: 3,334 TPU v3-co
 ViTs, 2,673 for the BiTs, 1,474 for the hybrids. Not measured by this project yet.
 """
 
+import dataclasses
+from typing import Literal
+
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from vit_jax.config.defaults import precision
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, nearest
 from vit_jax.models import vit
 from vit_jax.sweeps.space import Sweep
 
@@ -65,27 +63,33 @@ STAGES = {
 }
 # If a token covers 16 pixels, the third stage also has the blocks of the fourth.
 HYBRID_STAGES = {16: (3, 4, 9), 32: (3, 4, 6, 3)}
+SMALL = {
+    'vit': {**vit.variant('mu/4'), 'representation_size': 32},
+    'bit_resnet': {'layers': (1, 1)},
+    'hybrid': {**vit.variant('mu/1'), 'representation_size': 32, 'layers': (1,)},
+}
 FILE = 'experiments/scaling/vit_compute.py'
-ARGS = ('smoke', 'vit', 'bit', 'hybrid,fast', 'smoke-bit', ...)
 
 
-def get_sweep(arg: str | None = None) -> Sweep:
-    """`arg`: vit (the default), bit or hybrid, and `fast`; with `smoke-` in front, two sizes on
-    digits.
-    """
-    if (arg or '').startswith('smoke'):
-        totals = [{'total': f'{steps} steps'} for steps in (10, 20)]
-        return Sweep(config=f'{FILE}:{arg}', metric='val/accuracy', points=totals)
+def get_sweep(family: Literal['vit', 'bit', 'hybrid'] = 'vit', fast: bool = False) -> Sweep:
+    """The models and lengths of a family; `fast` as in `get_config`."""
     points = [
         {
             **{f'model.{key}': _plain(value) for key, value in hidden(shape(name)).items()},
             'optim.lr': lr,
             'total': examples(epochs),
         }
-        for name, (lr, lengths) in FAMILIES[precision(arg)[0] or 'vit'].items()
+        for name, (lr, lengths) in FAMILIES[family].items()
         for epochs in lengths
     ]
-    return Sweep(config=f'{FILE}:{arg or "vit"}', metric='fewshot/5_shot', points=points)
+    config = f'{FILE}:{family}{",fast" * fast}'
+    return Sweep(config=config, metric='fewshot/5_shot', points=points)
+
+
+def smoke_sweep(sweep: Sweep) -> Sweep:
+    """Reduce the sweep to two lengths of a tiny model."""
+    totals = [{'total': f'{steps} steps'} for steps in (10, 20)]
+    return dataclasses.replace(sweep, metric='val/accuracy', points=totals)
 
 
 def hidden(size: dict) -> dict:
@@ -115,54 +119,52 @@ def shape(name: str) -> dict[str, tuple[int, ...] | int]:
     return vit.variant(name)
 
 
-def get_config(arg: str | None = None) -> ConfigDict:
-    """`arg`: a family of `get_sweep`, for its smallest model, or a model, as in `L/16,14`,
-    and `fast` for a residual stream in bfloat16.
+def get_config(variant: str = 'vit', epochs: int = 7, fast: bool = False) -> ConfigDict:
+    """A model of table 6, or the smallest of a family, and the length of its training.
+
+    `epochs` are of JFT-300M; `fast` keeps a ViT's residual stream in bfloat16.
     """
-    arg, dtypes = precision(arg)
-    arg = arg or 'vit'
-    smoke = arg.startswith('smoke')
-    family = FAMILIES.get('bit' if arg == 'smoke-bit' else 'vit' if smoke else arg)
-    name, _, epochs = (next(iter(family)) if family else arg).partition(',')
+    name = next(iter(FAMILIES.get(variant, [variant])))
     if name not in RATES:
-        raise UserError(f'vit_compute.py:{arg}: the models are {", ".join(RATES)}')
+        raise UserError(nearest('model', name, (*FAMILIES, *RATES)))
     config = ConfigDict()
-    config.seed = 0
-    config.total = '20 steps' if smoke else examples(int(epochs or 7))
-    config.batch_size = 32 if smoke else 4096
+    config.total = examples(epochs)
+    config.batch_size = 4096
 
     kind = 'hybrid' if '+' in name else 'vit' if '/' in name else 'bit_resnet'
-    size = shape(name)
-    if smoke:
-        size = vit.variant('mu/4') if kind == 'vit' else {'layers': (1, 1), 'width_factor': 1}
-    config.model = dict(name=kind, num_classes=placeholder(int), **hidden(size))
-    config.model.update({'dtype': 'bfloat16'} if kind == 'bit_resnet' else dtypes)
+    config.model = dict(name=kind, num_classes=placeholder(int), **hidden(shape(name)))
+    config.model.dtype = 'bfloat16'
+    if kind != 'bit_resnet' and not fast:
+        config.model.residual_dtype = 'float32'
     # A bias of 0 would give a loss of 15,000 nats at the first step instead of 11.
     config.model.head_bias = -10.0
     config.task = dict(name='classify', loss_name='sigmoid')
 
-    pixels = 16 if smoke else 224
-    source = 'digits' if smoke else 'folder:imagenet21k'
-    center = f'resize_small_tf({pixels * 8 // 7})|central_crop({pixels})'
-    config.data = dict(
-        source=source,
-        split='train[:90%]' if smoke else 'train[1%: per class]',
-        transforms=f'inception_crop_tf({pixels})|flip',
+    images, augment = 'folder:imagenet21k', 'inception_crop_tf(224)|flip'
+    config.data = dict(source=images, split='train[1%: per class]', transforms=augment)
+    center = 'resize_small_tf(256)|central_crop(224)'
+    few = dict(source='tfds:imagenet2012', split='validation', fit='train[:65000]', shots=(5,))
+    config.evals = dict(
+        val=dict(source=images, split='train[:1% per class]', transforms=center),
+        fewshot=dict(few, transforms='resize_tf(256)|central_crop(224)', evaluator='fewshot'),
     )
-    held_out = 'train[90%:]' if smoke else 'train[:1% per class]'
-    config.evals = dict(val=dict(source=source, split=held_out, transforms=center))
-    few = dict(source='tfds:imagenet2012', split='validation', fit='train[:65000]')
-    if smoke:
-        few = dict(source='digits', split='test[:96]', fit='train[:12 per class]')
-    squashed = f'resize_tf({pixels * 8 // 7})|central_crop({pixels})'
-    config.evals.fewshot = dict(few, transforms=squashed, evaluator='fewshot', shots=(5,))
 
     config.optim = dict(name='adamw', lr=RATES[name], weight_decay=0.1, clip_norm=1.0)
-    warmup = '10%' if smoke else '10000 steps'
-    config.optim.schedule = dict(name='linear', warmup=warmup, final=1e-5)
-    config.step = dict(accum_steps=1, ema_decay=0.0)
-    config.every = dict(log='10' if smoke else '50', eval='20' if smoke else '5%')
-    config.every.checkpoint = '20' if smoke else '1000'
-    config.checkpoint = dict(keep_last=2, keep_every='')
-    config.parallel = dict(strategy='jit', fsdp=1, tensor=1)
+    config.optim.schedule = dict(name='linear', warmup='10000 steps', final=1e-5)
+    config.every = dict(log='50', eval='5%', checkpoint='1000')
     return config
+
+
+def smoke(config: ConfigDict) -> None:
+    """Shrink the run to 20 steps of a tiny model on digits."""
+    config.total = '20 steps'
+    config.batch_size = 32
+    config.model.update(SMALL[config.model.name])
+    augment = 'inception_crop_tf(16)|flip'
+    config.data = dict(source='digits', split='train[:90%]', transforms=augment)
+    center, squashed = 'resize_small_tf(18)|central_crop(16)', 'resize_tf(18)|central_crop(16)'
+    config.evals.val.update(source='digits', split='train[90%:]', transforms=center)
+    few = dict(source='digits', split='test[:96]', fit='train[:12 per class]')
+    config.evals.fewshot.update(few, transforms=squashed)
+    config.optim.schedule.warmup = '10%'
+    config.every = dict(log='10', eval='20', checkpoint='20')

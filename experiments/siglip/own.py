@@ -1,7 +1,7 @@
 r"""SigLIP B/16 on your own captioned images, or locked-image tuning of a text tower (LiT).
 
     python -m vit_jax vocab tar:/data/pairs.tar --field caption --size 32000 --output vocab.model
-    python -m vit_jax train --config experiments/siglip/own.py --config.data.vocab=vocab.model \
+    python -m vit_jax train experiments/siglip/own.py --config.data.vocab=vocab.model \
         --config.data.source=tar:/data/pairs.tar --workdir runs/siglip_b16
 
 `own.py:lit` initializes the image tower from `config.init.from`, a ViT with a class token, and

@@ -1,6 +1,6 @@
 r"""What a ViT on large patches of noisy images should predict: 18 small runs on CIFAR-10.
 
-    python -m vit_jax train --config experiments/vit/cifar10.py --workdir runs/cifar10 \
+    python -m vit_jax train experiments/vit/cifar10.py --workdir runs/cifar10 \
         --config.model.patch_size=8 --config.total='1 epoch'
     python -m vit_jax sweep create experiments/sweeps/cifar10_jit.py --study jit_predictions
     python -m vit_jax sweep work jit_predictions
@@ -17,19 +17,17 @@ for seeds 0, 1 and 2, on an Intel Xeon, with a classifier whose accuracy is 0.42
 A run takes 1.5 minutes of CPU time at 16 pixels and 2.2 at 8.
 """
 
+import dataclasses
+
 from vit_jax.sweeps.space import Sweep, grid
 
 CONFIG = 'experiments/jit/cifar10.py'
-ARGS = ('smoke',)
+PREDICTIONS = {'task.prediction': ['x', 'epsilon', 'v']}
 
 
-def get_sweep(arg: str | None = None) -> Sweep:
-    """`arg`: nothing, or `smoke` for a few steps of tiny models on digits, without features."""
-    seeds = {'seed': [0] if arg == 'smoke' else [0, 1, 2]}
-    patches = {'model.patch_size': [4] if arg == 'smoke' else [16, 8]}
-    points = grid({**seeds, **patches, 'task.prediction': ['x', 'epsilon', 'v']})
-    if arg == 'smoke':
-        return Sweep(f'{CONFIG}:smoke', 'test/loss', 'minimize', points)
+def get_sweep() -> Sweep:
+    """Three predictions with two patch sizes and three seeds."""
+    points = grid({'seed': [0, 1, 2], 'model.patch_size': [16, 8], **PREDICTIONS})
     overrides = {
         'total': '400 steps',
         'model.width': 96,
@@ -47,4 +45,10 @@ def get_sweep(arg: str | None = None) -> Sweep:
         'every.eval': '400 steps',
         'every.examples': '',
     }
-    return Sweep(f'{CONFIG}:x/8', 'test/frechet_cifar10', 'minimize', points, overrides=overrides)
+    return Sweep(CONFIG, 'test/frechet_cifar10', 'minimize', points, overrides=overrides)
+
+
+def smoke_sweep(sweep: Sweep) -> Sweep:
+    """Reduce the sweep to tiny models on digits, without features."""
+    points = grid({'seed': [0], 'model.patch_size': [4], **PREDICTIONS})
+    return dataclasses.replace(sweep, metric='test/loss', points=points, overrides={})

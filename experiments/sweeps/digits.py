@@ -5,29 +5,27 @@
     python -m vit_jax sweep best digits_search
 
 The search has 24 trials of at most 30 epochs; any number of workers may share them.
-`digits.py:grid` and `digits.py:star` run given points exactly once each. With `smoke` in front, as
-in `digits.py:smoke-star`, a trial is 20 steps of a tiny model.
+`digits.py:grid` and `digits.py:star` run given points exactly once each. Trials are selected on a
+part of the training images: `test` here is not the test split.
 """
+
+import dataclasses
+from typing import Literal
 
 from vit_jax.sweeps.space import Sweep, choice, grid, log_uniform, star
 
 CONFIG = 'experiments/vit/digits.py'
-ARGS = ('smoke', 'grid', 'star', 'smoke-grid', 'smoke-star')
+SHORT = {
+    'total': '30 epochs',
+    'every.eval': '3 epochs',
+    'data.split': 'train[:80%]',
+    'evals.test.split': 'train[80%:]',
+}
 
 
-def get_sweep(arg: str | None = None) -> Sweep:
-    """`arg`: `grid` or `star` instead of a search, with `smoke` for a few tiny trials."""
-    smoke, kind = 'smoke' in (arg or ''), (arg or '').removeprefix('smoke').removeprefix('-')
-    config = f'{CONFIG}:smoke' if smoke else CONFIG
-    base = dict(config=config, metric='test/accuracy')
-    if not smoke:
-        # Trials are selected on a part of the training images: `test` here is not the test split.
-        base['overrides'] = {
-            'total': '30 epochs',
-            'every.eval': '3 epochs',
-            'data.split': 'train[:80%]',
-            'evals.test.split': 'train[80%:]',
-        }
+def get_sweep(kind: Literal['search', 'grid', 'star'] = 'search') -> Sweep:
+    """A search, or given points."""
+    base = dict(config=CONFIG, metric='test/accuracy', overrides=SHORT)
     if kind == 'grid':
         return Sweep(**base, points=grid({'optim.lr': [1e-3, 3e-3], 'seed': [0, 1]}))
     if kind == 'star':
@@ -41,9 +39,15 @@ def get_sweep(arg: str | None = None) -> Sweep:
             'optim.weight_decay': log_uniform(1e-3, 1.0),
             'task.mixup': choice(0.0, 0.2, 0.5),
         },
-        trials=4 if smoke else 24,
+        trials=24,
         search='tpe',
-        pruner='none' if smoke else 'asha',
+        pruner='asha',
         # Of 540 steps, with evaluations at 54, 162 and 486.
-        pruner_options={} if smoke else {'min_resource': 54, 'reduction_factor': 3},
+        pruner_options={'min_resource': 54, 'reduction_factor': 3},
     )
+
+
+def smoke_sweep(sweep: Sweep) -> Sweep:
+    """Reduce the sweep to tiny trials, four of a search."""
+    small = dict(trials=4, pruner='none', pruner_options={}) if sweep.space else {}
+    return dataclasses.replace(sweep, overrides={}, **small)

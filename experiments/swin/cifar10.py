@@ -1,7 +1,7 @@
 r"""CIFAR-10 from scratch: the value of a hierarchy of windows, against a ViT of similar cost.
 
-    python -m vit_jax train --config experiments/swin/cifar10.py:swin --workdir runs/swin
-    python -m vit_jax train --config experiments/swin/cifar10.py:vit --workdir runs/swin_vit
+    python -m vit_jax train experiments/swin/cifar10.py:swin --workdir runs/swin
+    python -m vit_jax train experiments/swin/cifar10.py:vit --workdir runs/swin_vit
 
 Both train with the recipe of experiments/vit/cifar10.py for half as many epochs, five. An image of
 32 pixels takes 23.9 forward MFLOPs (matmuls) in the Swin, which has three stages of two blocks and

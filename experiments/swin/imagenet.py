@@ -1,6 +1,6 @@
 r"""ImageNet-1k from scratch: Swin-T, S and B, 300 epochs.
 
-    python -m vit_jax train --config experiments/swin/imagenet.py:T --workdir runs/swin_t
+    python -m vit_jax train experiments/swin/imagenet.py:T --workdir runs/swin_t
 
 Liu et al., 2021, arXiv:2103.14030, appendix A2.1, with the additions of the authors' code: AdamW,
 1,024 images a step, learning rate 0.001 after 20 epochs of warm-up, RandAugment, random erasing,

@@ -1,8 +1,8 @@
 r"""ImageNet-1k with Swin: 30 epochs from ImageNet-21k (the paper's 22k), or at 384 pixels.
 
-    python -m vit_jax train --config experiments/swin/imagenet_finetune.py:B,size=384 \
+    python -m vit_jax train experiments/swin/imagenet_finetune.py:B,size=384 \
         --config.init.from=runs/swin_b --workdir runs/swin_b_384
-    python -m vit_jax train --config experiments/swin/imagenet_finetune.py:B,i22k \
+    python -m vit_jax train experiments/swin/imagenet_finetune.py:B,i22k \
         --config.init.from=swin_base_patch4_window7_224_22k.safetensors \
         --config.init.classes=map22kto1k.txt --workdir runs/swin_b_22k
 

@@ -1,6 +1,6 @@
 r"""CIFAR-10 at 112 pixels from a share of the labels, by a trained ViT-S/14 of DINOv2's form.
 
-    python -m vit_jax train --config experiments/transfer/cifar10_dinov2.py:labels=10% \
+    python -m vit_jax train experiments/transfer/cifar10_dinov2.py:labels=10% \
         --config.init.from=hf://facebook/dinov2-small --workdir runs/dinov2_finetune_10
 
 The share of the labels, with `scratch` from scratch: 50, 500 or 4,500 training images per class.

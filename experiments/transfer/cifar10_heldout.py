@@ -1,6 +1,6 @@
 r"""Three classes of CIFAR-10 from 96 labels: fine-tuned after pre-training, or from scratch.
 
-    python -m vit_jax train --config experiments/transfer/cifar10_heldout.py:vit \
+    python -m vit_jax train experiments/transfer/cifar10_heldout.py:vit \
         --workdir runs/transfer_vit_finetune
 
 `vit` or `bit`, with `scratch` from scratch: the first 32 training images each of horse, ship and

@@ -1,8 +1,8 @@
 r"""Seven classes of CIFAR-10, for transfer to the three held-out classes.
 
-    python -m vit_jax train --config experiments/transfer/cifar10_pretrain.py:vit \
+    python -m vit_jax train experiments/transfer/cifar10_pretrain.py:vit \
         --workdir runs/transfer_vit
-    python -m vit_jax train --config experiments/transfer/cifar10_pretrain.py:bit \
+    python -m vit_jax train experiments/transfer/cifar10_pretrain.py:bit \
         --workdir runs/transfer_bit
 
 Airplane to frog, 95 % of their training images; training never sees horse, ship and truck.

@@ -1,6 +1,6 @@
 """A small Transformer that learns to reverse digits, or to copy them: no data needed.
 
-    python -m vit_jax train --config experiments/translate/synthetic.py --workdir runs/reverse
+    python -m vit_jax train experiments/translate/synthetic.py --workdir runs/reverse
 
 Sequences of 4 to 12 digits. Expected: all of the 1,000 test sequences correct. `synthetic.py:copy`
 is the easier task.

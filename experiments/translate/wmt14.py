@@ -2,7 +2,7 @@ r"""English to German on WMT 2014 as in "Attention is all you need": base and bi
 
     tfds build wmt14_translate/de-en --file_format=array_record
     python -m vit_jax vocab tfds:wmt14_translate/de-en --size 37000 --kind bpe --output wmt14.model
-    python -m vit_jax train --config experiments/translate/wmt14.py --workdir runs/wmt14
+    python -m vit_jax train experiments/translate/wmt14.py --workdir runs/wmt14
     python -m vit_jax evaluate --workdir runs/wmt14 --average 5
 
 Vaswani et al., 2017, arXiv:1706.03762, sections 5 and 6: 4.5 million pairs, a joint vocabulary of

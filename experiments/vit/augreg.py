@@ -1,6 +1,6 @@
 """ImageNet-1k from scratch, 300 epochs: augmentation and regularization as in AugReg.
 
-    python -m vit_jax train --config experiments/vit/augreg.py --workdir runs/augreg
+    python -m vit_jax train experiments/vit/augreg.py --workdir runs/augreg
 
 Steiner et al., 2022, "How to train your ViT?", arXiv:2106.10270. Seven levels of RandAugment and
 mixup, by default the authors' choice for each size in google-research/big_vision; for other sizes

@@ -1,6 +1,6 @@
 """ImageNet-21k from scratch, 300 epochs: augmentation and regularization as in AugReg.
 
-    python -m vit_jax train --config experiments/vit/augreg_i21k.py --workdir runs/augreg_i21k
+    python -m vit_jax train experiments/vit/augreg_i21k.py --workdir runs/augreg_i21k
 
 Steiner et al., 2022, arXiv:2106.10270, on the images of imagenet21k.py, with the levels of
 augreg.py and the authors' choice for each size in google-research/big_vision; for other sizes name

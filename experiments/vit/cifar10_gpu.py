@@ -1,6 +1,6 @@
 """CIFAR-10 from scratch on one GPU: a larger ViT, 200 epochs of RandAugment, mixup and cutmix.
 
-    python -m vit_jax train --config experiments/vit/cifar10_gpu.py --workdir runs/cifar10_gpu
+    python -m vit_jax train experiments/vit/cifar10_gpu.py --workdir runs/cifar10_gpu
 
 Requires `cifar10` prepared by TFDS as ArrayRecord (see docs/data.md). Expected: test accuracy >=
 0.90 on one GPU. Not measured yet.

@@ -1,6 +1,6 @@
 """A small ViT on scikit-learn's handwritten digits: the first run, which needs no network.
 
-    python -m vit_jax train --config experiments/vit/digits.py --workdir runs/digits
+    python -m vit_jax train experiments/vit/digits.py --workdir runs/digits
 
 1,437 training and 360 test images of 8x8 pixels. Expected: test accuracy >= 0.975. Measured: 0.983,
 0.986 and 0.994 in three runs, 2 minutes on 2 CPU cores. `digits.py:lion` selects another optimizer.

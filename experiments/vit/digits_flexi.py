@@ -1,6 +1,6 @@
 """A small FlexiViT on handwritten digits, one model for patches of five sizes; needs no network.
 
-    python -m vit_jax train --config experiments/vit/digits_flexi.py --workdir runs/flexi_digits
+    python -m vit_jax train experiments/vit/digits_flexi.py --workdir runs/flexi_digits
 
 The digits of `digits.py`, enlarged to 24 x 24 pixels. As in FlexiViT (arXiv:2212.08013), every step
 draws its patch size, 12, 8, 6, 4 or 3 pixels, and the model resizes its kernel and positions to it.

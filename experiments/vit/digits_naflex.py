@@ -1,6 +1,6 @@
 """A small NaFlex on handwritten digits stretched to mixed sizes; needs no network.
 
-    python -m vit_jax train --config experiments/vit/digits_naflex.py --workdir runs/naflex_digits
+    python -m vit_jax train experiments/vit/digits_naflex.py --workdir runs/naflex_digits
 
 The digits of `digits.py`, each stretched to its own height and width, 6 to 32 pixels, and cut into
 at most 16, 36 or 64 patches of 4 x 4 pixels. Every step draws one of these lengths; evaluation uses

@@ -1,6 +1,6 @@
 """Fine-tuning of a ViT or a hybrid, as in the ViT paper: SGD, cosine, 384 pixels.
 
-    python -m vit_jax train --config experiments/vit/finetune.py:cifar10,variant=B/16 \\
+    python -m vit_jax train experiments/vit/finetune.py:cifar10,variant=B/16 \\
         --config.init.from=ViT-B_16.npz --workdir runs/cifar10_finetuned
 
 See own.py for your own images. `config.init.from` is a file of another code base, such as

@@ -1,6 +1,6 @@
 """ImageNet-1k from scratch with FlexiViT: one model for patches of 8 to 48 pixels.
 
-    python -m vit_jax train --config experiments/vit/flexivit.py:B/16 --workdir runs/flexi
+    python -m vit_jax train experiments/vit/flexivit.py:B/16 --workdir runs/flexi
 
 FlexiViT, arXiv:2212.08013: images of 240 pixels, and every step draws a patch size of 48 to 8
 pixels, to which a kernel of 32 and 7 x 7 positions are resized. The rest is as in naflex.py,

@@ -1,7 +1,7 @@
 """ImageNet-1k from scratch: ViT-S/16, the plain recipe of Beyer et al. 2022.
 
-    python -m vit_jax train --config experiments/vit/imagenet2012.py --workdir runs/i1k
-    python -m vit_jax train --config experiments/vit/imagenet2012.py:epochs=300 --workdir runs/i300
+    python -m vit_jax train experiments/vit/imagenet2012.py --workdir runs/i1k
+    python -m vit_jax train experiments/vit/imagenet2012.py:epochs=300 --workdir runs/i300
 
 "Better plain ViT baselines for ImageNet-1k", arXiv:2205.01580. Expected, as published there for
 S/16: 76.5 % after 90 epochs (the default) in 6.5 hours on a TPU v3-8; 78.5 % after 150 and 80.0 %

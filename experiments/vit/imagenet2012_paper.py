@@ -1,7 +1,7 @@
 """ImageNet-1k from scratch as in the ViT paper: B/16, 300 epochs, strong regularization.
 
-    python -m vit_jax train --config experiments/vit/imagenet2012_paper.py --workdir runs/i1k_paper
-    python -m vit_jax train --config experiments/vit/finetune.py:imagenet2012 \\
+    python -m vit_jax train experiments/vit/imagenet2012_paper.py --workdir runs/i1k_paper
+    python -m vit_jax train experiments/vit/finetune.py:imagenet2012 \\
         --config.init.from=runs/i1k_paper --workdir runs/i1k_paper_384
 
 Dosovitskiy et al., 2021, arXiv:2010.11929, table 3 and appendix B.1; the sigmoid loss and the

@@ -1,6 +1,6 @@
 r"""ImageNet-21k, 90 epochs: the pre-training of the ViT paper's checkpoints.
 
-    python -m vit_jax train --config experiments/vit/imagenet21k.py --workdir runs/i21k \
+    python -m vit_jax train experiments/vit/imagenet21k.py --workdir runs/i21k \
         --config.data.source=folder:IMAGES --config.evals.val.source=folder:IMAGES
 
 IMAGES holds one folder of images per class, 21,843 in the release of fall 2011 (image-net.org);

@@ -1,6 +1,6 @@
 """ImageNet-1k from scratch with NaFlex: images of any aspect ratio in up to 256 patches.
 
-    python -m vit_jax train --config experiments/vit/naflex.py:B/16 --workdir runs/naflex
+    python -m vit_jax train experiments/vit/naflex.py:B/16 --workdir runs/naflex
 
 NaFlex, arXiv:2502.14786, section 2.4.2: images keep their aspect ratio, and every step draws a
 length of 64, 128, 196 or 256 patches for its batch. The rest is imagenet2012.py with learned

@@ -1,6 +1,6 @@
 """Your own images, one folder per class: fine-tuning of any checkpoint of a classifier.
 
-    python -m vit_jax train --config experiments/vit/own.py \\
+    python -m vit_jax train experiments/vit/own.py \\
         --config.data.source=folder:/data/flowers --config.init.from=FILE --workdir runs/flowers
 
 Model, image size and resizing come from the checkpoint, any file or run that `vit_jax.load` reads;

@@ -1,6 +1,6 @@
 """Fine-tuning of AugReg's ViTs, as in big_vision's transfer.
 
-    python -m vit_jax train --config experiments/vit/transfer.py:pets,variant=B/32 \\
+    python -m vit_jax train experiments/vit/transfer.py:pets,variant=B/32 \\
         --config.init.from=hf://timm/vit_base_patch32_224.augreg_in21k --workdir runs/pets
 
 google-research/big_vision, `configs/transfer.py`, with its authors' learning rates for AugReg's

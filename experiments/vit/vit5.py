@@ -1,6 +1,6 @@
 """ImageNet-1k from scratch: ViT-5 by DeiT III's recipe.
 
-    python -m vit_jax train --config experiments/vit/vit5.py --workdir runs/vit5
+    python -m vit_jax train experiments/vit/vit5.py --workdir runs/vit5
 
 Wang et al., 2026, arXiv:2602.08071: RMSNorm, also of queries and keys, layer scale, registers,
 learned and rotary positions, no biases in queries, keys and values; 800 epochs. `B/16` and `L/16`

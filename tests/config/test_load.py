@@ -170,6 +170,37 @@ def test_arguments_of_a_recipe_have_names_and_the_types_of_their_defaults(tmp_pa
         assert f'recipe.py{text}: ' in str(error.value)
 
 
+SWEEP = """
+import dataclasses
+from vit_jax.sweeps.space import Sweep
+
+MODELS = ('S/16', 'B/16', 'L/16')
+
+def get_sweep(models: tuple[str, ...] = MODELS, fast=False):
+    points = [{'model.name': name} for name in models]
+    return Sweep('a.py:fast' if fast else 'a.py', 'val/loss', points=points)
+
+def smoke_sweep(sweep):
+    return dataclasses.replace(sweep, points=sweep.points[:1])
+"""
+
+
+def test_a_sweep_takes_several_words_and_becomes_small(tmp_path) -> None:
+    (tmp_path / 'sweep.py').write_text(SWEEP)
+
+    def given(text):
+        sweep = recipes.run_file(f'{tmp_path}/sweep.py{text}', 'get_sweep', 'create')
+        return sweep.config, [point['model.name'] for point in sweep.points]
+
+    assert given('') == ('a.py', ['S/16', 'B/16', 'L/16'])
+    assert given(':L/16,fast,models=S/16') == ('a.py:fast', ['L/16', 'S/16'])
+    assert given(':smoke') == ('a.py:smoke', ['S/16'])
+    assert given(':smoke,fast,B/16') == ('a.py:fast,smoke', ['B/16'])
+    for text in (':M/16', ':models=M/16', ':S/16,M/16'):
+        with pytest.raises(UserError, match="unknown models 'M/16'"):
+            given(text)
+
+
 def test_a_recipe_without_arguments_may_have_a_small_size(tmp_path) -> None:
     text = 'def get_config():\n    return {}\n\ndef smoke(config):\n    config.update(total=2)\n'
     (tmp_path / 'recipe.py').write_text(text)
@@ -208,6 +239,12 @@ def test_a_recipe_without_arguments_may_have_a_small_size(tmp_path) -> None:
         ('mae/cifar10:smoke-finetune', 'mae/cifar10_finetune:smoke'),
         ('mae/imagenet:L/16,probe', 'mae/imagenet_probe:L/16'),
         ('mixer/imagenet2012:B/16,60ep', 'mixer/imagenet2012:B/16,epochs=60'),
+        ('scaling/cifar10:smoke-bit', 'scaling/cifar10:bit,smoke'),
+        ('scaling/cifar10_isoflop:digits-cosine', 'scaling/cifar10_isoflop:digits'),
+        ('scaling/cifar10_isoflop:target', 'scaling/cifar10_isoflop:target'),
+        ('scaling/vit_compute:L/16,14,fast', 'scaling/vit_compute:L/16,epochs=14,fast'),
+        ('scaling/zhai:B/16,1M,14M', 'scaling/zhai:B/16,images=1M,images=14M'),
+        ('sweeps/digits:smoke-star', 'sweeps/digits:star,smoke'),
         ('vit/augreg:B/16,light1', 'vit/augreg:B/16,level=light1'),
         ('vit/augreg:i21k,S/16,medium2,fast', 'vit/augreg_i21k:S/16,level=medium2,fast'),
         ('vit/cifar10:gpu', 'vit/cifar10_gpu:'),

@@ -30,7 +30,7 @@ def examples(path: pathlib.Path, function: str) -> list[str]:
     if follows_checkpoint(path):
         return found
     for name, p in parameters(make).items():
-        choices = (False, True) if isinstance(p.default, bool) else recipes.choices_of(p.annotation)
+        choices = (False, True) if isinstance(p.default, bool) else recipes.choices_of(p)
         found += [f'{name}={choice}' for choice in choices if choice != p.default]
     return found
 

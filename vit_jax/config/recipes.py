@@ -3,16 +3,20 @@
 A recipe is a file with `get_config(variant='S/16', epochs=90) -> ConfigDict`, or with `get_sweep`.
 `FILE:B/16,epochs=300` gives arguments by name, the first one also without it; a word that names a
 true-or-false argument turns it on. Types come from the defaults, choices from `Literal`
-annotations. The word `smoke` applies the file's `smoke(config)`, which shrinks the finished config
-to seconds of work without data, or `smoke_sweep(sweep) -> Sweep`.
+annotations. An argument whose default is a tuple takes any of its values: `FILE:S/16,B/16`.
+
+The word `smoke` applies the file's `smoke(config)`, which shrinks the finished config to seconds of
+work without data. A sweep is then one of that config, and `smoke_sweep(sweep) -> Sweep` reduces it.
 
 A function whose only parameter is called `arg` gets the text as it is. Loading a file executes it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import importlib.util
+import inspect
 import pathlib
 import re
 import types
@@ -33,8 +37,9 @@ _BOOLS = {'true': True, '1': True, 'false': False, '0': False}
 
 _LEVEL = r'none|(light|medium|strong)\d'
 _SIZE = r'[\w+-]+/\d+'  # of a model, such as R50+B/16
-# Words of arguments before they had names, by recipe: a regular expression, and what it means now.
-# A meaning with a colon names another recipe, which the remaining words are for.
+# Words of arguments before they had names, by recipe, or recipe and function: a regular expression,
+# and what it means now. A meaning with a colon names another recipe, which the remaining words are
+# for.
 OLD_WORDS: dict[str, dict[str, str]] = {
     '': {r'(\d+)ep': r'epochs=\1'},
     'bit/finetune': {r'R\d+x\d': r'variant=\g<0>'},
@@ -61,6 +66,13 @@ OLD_WORDS: dict[str, dict[str, str]] = {
     },
     'mae/cifar10_finetune': {r'\d+%': r'labels=\g<0>'},
     'mae/imagenet': {'finetune': 'mae/imagenet_finetune:', 'probe': 'mae/imagenet_probe:'},
+    'scaling/cifar10': {'smoke-bit': 'bit,smoke'},
+    'scaling/cifar10_isoflop': {'digits-cosine': 'digits,cosine'},
+    'scaling/cifar10_isoflop get_config': {'cosine': '', 'digits-cosine': 'digits'},
+    'scaling/vit_compute': {'smoke-bit': 'bit,smoke', r'(\d+)': r'epochs=\1'},
+    'scaling/vit_data_size': {'smoke-bit': 'bit,smoke'},
+    'scaling/zhai': {r'\d+M': r'images=\g<0>'},
+    'sweeps/digits': {r'smoke-(grid|star)': r'\1,smoke'},
     'swin/imagenet': {
         '22k': 'swin/imagenet_finetune:i22k',
         '384': 'swin/imagenet_finetune:size=384',
@@ -93,7 +105,7 @@ def run_file(spec: str, function: str, flag: str) -> Any:
       UserError: if the file is missing or is not Python, lacks the function, or does not accept the
         arguments.
     """
-    name, text = translate(spec)
+    name, text = translate(spec, function)
     module, where = load_module(name, flag), f'{flag} {spec}'
     if not hasattr(module, function):
         raise UserError(f'{flag}: {name!r} has no function {function}')
@@ -107,17 +119,24 @@ def run_file(spec: str, function: str, flag: str) -> Any:
     try:
         given = [word for word in words if word != SMOKE or shrink is None]
         result = make(**parse_arguments(given, make, hasattr(module, _SHRINK[function])))
+        if shrink and function == 'get_sweep':
+            result = dataclasses.replace(result, config=_add_word(result.config, SMOKE))
         return shrink(result) or result if shrink else result
     except UserError as error:
         raise UserError(f'{where}: {error}') from error
 
 
-def translate(spec: str) -> tuple[str, str]:
+def _add_word(spec: str, word: str) -> str:
+    """`FILE[:ARGUMENTS]` with a further argument."""
+    return f'{spec}{"," if spec.partition(":")[2] else ":"}{word}'
+
+
+def translate(spec: str, function: str = 'get_config') -> tuple[str, str]:
     """The file and the arguments of `FILE[:ARGUMENTS]`, in today's words; see `OLD_WORDS`."""
     name, _, text = spec.partition(':')
     words = []
     for word in text.split(','):
-        meaning = None if '=' in word else _meaning(recipe_name(name), word)
+        meaning = None if '=' in word else _meaning(recipe_name(name), function, word)
         recipe, colon, rest = (meaning or '').rpartition(':')
         if colon:
             name = _beside(name, recipe)
@@ -125,10 +144,11 @@ def translate(spec: str) -> tuple[str, str]:
     return name, ','.join(filter(None, words))
 
 
-def _meaning(recipe: str, word: str) -> str | None:
-    for old, new in (*OLD_WORDS.get(recipe, {}).items(), *OLD_WORDS[''].items()):
-        if match := re.fullmatch(old, word):
-            return match.expand(new)
+def _meaning(recipe: str, function: str, word: str) -> str | None:
+    for key in (f'{recipe} {function}', recipe, ''):
+        for old, new in OLD_WORDS.get(key, {}).items():
+            if match := re.fullmatch(old, word):
+                return match.expand(new)
     return None
 
 
@@ -154,7 +174,8 @@ def parse_arguments(
     """The keywords of a function from words such as `B/16` and `epochs=300`.
 
     Args:
-      words: at most one without a name, which is for the first parameter.
+      words: at most one without a name, which is for the first parameter; several if that is a
+        tuple.
       function: its parameters have defaults.
       has_smoke: whether `smoke` is a word, too; for messages.
 
@@ -172,9 +193,11 @@ def parse_arguments(
             name, value = _first(known, keywords, word, others), word
         if name not in known:
             raise UserError(nearest('argument', name, (*known, *others)))
-        if name in keywords:
+        several = isinstance(known[name].default, tuple)
+        if name in keywords and not several:
             raise UserError(f'two values for {name}')
-        keywords[name] = _parse(name, value, known, others if not equals else ())
+        parsed = _parse(name, value, known, others if not equals else ())
+        keywords[name] = (*keywords.get(name, ()), parsed) if several else parsed
     return keywords
 
 
@@ -185,20 +208,21 @@ def _first(known: Parameters, given: dict[str, Any], word: str, others: tuple[st
     if not known:
         raise UserError(nearest('argument', word, others))
     first = next(iter(known))
-    if first in given:
+    if first in given and not isinstance(known[first].default, tuple):
         raise UserError(f'{nearest("argument", word, known)}: write {describe(known)}')
     return first
 
 
 def _parse(name: str, text: str, known: Parameters, others: tuple[str, ...]) -> Any:
     parameter = known[name]
-    kind = str if parameter.default is None else type(parameter.default)
+    kind = type(parameter.default)
+    kind = str if kind in (type(None), tuple) else kind
     try:
         value = _BOOLS[text.lower()] if kind is bool else kind(text)
     except (KeyError, ValueError) as error:
         listed = describe(known)
         raise UserError(f'{name}={text}: not {_NOUNS[kind]}; the arguments are {listed}') from error
-    if (choices := choices_of(parameter.annotation)) and value not in choices:
+    if (choices := choices_of(parameter)) and value not in choices:
         raise UserError(nearest(name, text, [*map(str, choices), *others]))
     return value
 
@@ -206,16 +230,18 @@ def _parse(name: str, text: str, known: Parameters, others: tuple[str, ...]) -> 
 _NOUNS = {bool: 'true or false', int: 'a whole number', float: 'a number'}
 
 
-def choices_of(annotation: Any) -> tuple[Any, ...]:
-    """The values of a `Literal`; none for another annotation."""
+def choices_of(parameter: inspect.Parameter) -> tuple[Any, ...]:
+    """The values of a `Literal` or of a tuple; none for another parameter."""
+    if isinstance(parameter.default, tuple):
+        return parameter.default
+    annotation = parameter.annotation
     return typing.get_args(annotation) if typing.get_origin(annotation) is typing.Literal else ()
 
 
 def describe(known: Parameters) -> str:
     """`variant=S/16, epochs=90`: parameters with their defaults, or their choices."""
     return ', '.join(
-        f'{name}={"|".join(map(str, choices_of(p.annotation))) or p.default}'
-        for name, p in known.items()
+        f'{name}={"|".join(map(str, choices_of(p))) or p.default}' for name, p in known.items()
     )
 
 
