@@ -30,13 +30,8 @@ from vit_jax.errors import (
     hide_secrets,
     nearest,
 )
-from vit_jax.runtime import console, environment, process
+from vit_jax.runtime import console, environment, memory, process
 
-# Messages of JAX, Python's threads, the kernel, the dynamic linker and C++.
-EXHAUSTED = (
-    *('RESOURCE_EXHAUSTED', "can't start new thread", 'annot allocate memory'),
-    *('failed to map segment', 'bad_alloc'),
-)
 # Commands that compute little also run if an accelerator is missing, broken or busy.
 ON_CPU = ('compare', 'convert', 'goodput', 'inspect', 'list', 'pack', 'report', 'vocab')
 COMMANDS = pathlib.Path(__file__).parent / 'commands'
@@ -141,10 +136,10 @@ def limit_error(error: BaseException) -> str:
     Errors from reading files name the file, see `storage.paths.intact`; these come from elsewhere.
     """
     text, kind = ' '.join(str(error).split())[:300], type(error).__name__
-    if isinstance(error, MemoryError) or any(words in text for words in EXHAUSTED):
+    if memory.is_exhausted(error) or any(words in text for words in memory.EXHAUSTED):
         return (
-            f'memory is exhausted ({text or kind}): provide more memory, or use less, as by a '
-            'smaller batch or fewer workers'
+            f'memory is exhausted ({memory.sizes(str(error)) or text or kind}): provide more '
+            'memory, or use less, for example by a smaller batch or fewer workers'
         )
     if isinstance(error, RecursionError | OverflowError) or kind == 'PanicException':
         frame = traceback.extract_tb(error.__traceback__)[-1]

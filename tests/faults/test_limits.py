@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 from helpers import released
@@ -17,6 +18,7 @@ from vit_jax.__main__ import limit_error, main
 from vit_jax.data import vocabulary
 from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
+from vit_jax.runtime import memory, sharding
 from vit_jax.storage import paths
 
 pytestmark = [pytest.mark.fault(128), pytest.mark.usefixtures('one_device')]
@@ -140,3 +142,81 @@ def test_the_last_handler(error, words):
     line = limit_error(raised.value)
     assert line.startswith(words)
     assert bool(line) == bool(words)
+
+
+# Messages of XLA on CPUs, on GPUs (two allocators) and on TPUs (compiling, running), and of NumPy.
+ON_TPU = (
+    'RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. '
+    'Used 21.95G of 15.48G hbm. Exceeded hbm capacity by 6.47G.\n\nTotal hbm usage >= 22.47G:\n'
+)
+MESSAGES = (
+    (
+        'INTERNAL: Error dispatching computation: Out of memory allocating 1048576 bytes.',
+        ['0.00098'],
+    ),
+    ('RESOURCE_EXHAUSTED: Out of memory allocating 17592186044416 bytes.', ['16,384.0 GiB']),
+    ('RESOURCE_EXHAUSTED: Out of memory while trying to allocate 68719476736 bytes.', ['64.0 GiB']),
+    ('RESOURCE_EXHAUSTED: Failed to allocate request for 2.00GiB (2147483648B) on', ['2.0 GiB']),
+    (ON_TPU, ['21.9 GiB', '15.5 GiB']),
+    (
+        'RESOURCE_EXHAUSTED: Attempting to reserve 6.48G at the bottom of memory. That was not '
+        'possible. There are 6.78G free, 0B reserved, and 3.33G reservable.',
+        ['6.5 GiB', '6.8 GiB'],
+    ),
+    (
+        'Unable to allocate 4.00 PiB for an array with shape (1125899906842624,)',
+        ['4,194,304.0 GiB'],
+    ),
+)
+
+
+@pytest.mark.fault(144)
+@pytest.mark.parametrize(('text', 'amounts'), MESSAGES)
+def test_the_memory_that_a_message_names(text, amounts):
+    assert memory.is_exhausted((MemoryError if 'array' in text else RuntimeError)(text))
+    assert [part for part in amounts if part not in memory.sizes(text)] == []
+    assert memory.sizes(text).count('GiB') == len(amounts)
+
+
+@pytest.mark.parametrize(
+    'text',
+    [
+        "RESOURCE_EXHAUSTED: Quota limit 'TPUS' has been exceeded",
+        'RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem. Used 20M of 16M vmem.',
+    ],
+)
+def test_what_a_smaller_batch_does_not_mend(text):
+    assert not memory.is_exhausted(RuntimeError(text))
+
+
+@pytest.mark.fault(144)
+def test_a_run_that_does_not_fit_is_refused(repo, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(repo)
+    words = ['train', 'vit/digits:smoke', '--config.model.mlp_dim=10000000000000']
+    assert main([*words, '--workdir', str(tmp_path / 'run')]) == 2
+    (line,) = (text for text in capsys.readouterr().err.splitlines() if text.startswith('error: '))
+    assert 'GiB' in line and 'config.batch_size' in line and 'preflight' in line
+    assert not (tmp_path / 'run').exists()
+
+
+@pytest.mark.fault(144)
+@pytest.mark.parametrize(('call', 'code'), [(1, 2), (9, 1)])
+def test_memory_that_is_exhausted_in_a_run(repo, tmp_path, monkeypatch, capsys, call, code):
+    """Launchers start it again only if it has trained; the run resumes."""
+    monkeypatch.chdir(repo)
+    calls, put_batch = [], sharding.Jit.put_batch
+
+    def put(self, batch):
+        calls.append(None)
+        if len(calls) == call:
+            raise jax.errors.JaxRuntimeError(ON_TPU)
+        return put_batch(self, batch)
+
+    monkeypatch.setattr(sharding.Jit, 'put_batch', put)
+    words = ['train', 'vit/digits:smoke', '--config.every.eval=20 steps']
+    words += ['--config.every.checkpoint=5 steps', '--workdir', str(tmp_path / 'run')]
+    assert main(words) == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert '21.9 GiB' in line and '15.5 GiB' in line and 'config.step.accum_steps' in line
+    assert (tmp_path / 'run').exists() == (code == 1)
+    assert main(words) == 0

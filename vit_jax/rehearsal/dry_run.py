@@ -30,11 +30,12 @@ from vit_jax.data.dataset import Dataset
 from vit_jax.errors import EXIT_FAILED, UserError
 from vit_jax.profiling import task_flops
 from vit_jax.runtime import process
+from vit_jax.runtime.memory import OutOfMemory
 from vit_jax.runtime.watchdog import Stopping, no_stop
 from vit_jax.trainer import train
 from vit_jax.trainer.build import Training, build
 
-TOO_LARGE = 4  # exit code
+TOO_LARGE, OUT_OF_MEMORY = 4, 5  # exit codes
 CPU_FLOPS = 2e12  # of a step that CPUs finish in about a minute
 WAITS = 3  # the step whose evaluation does not end, so that the process can be killed during it
 
@@ -94,6 +95,9 @@ def main() -> int:
     except TooLarge as error:
         print(f'error: {error}', file=sys.stderr)
         return TOO_LARGE
+    except OutOfMemory as error:
+        print(f'error: {error}', file=sys.stderr)
+        return OUT_OF_MEMORY
     except UserError as error:
         print(f'error: {error}', file=sys.stderr)
         return getattr(error, 'exit_code', EXIT_FAILED)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from vit_jax.config.load import to_json
-from vit_jax.rehearsal.dry_run import TOO_LARGE, Facts, Request
+from vit_jax.rehearsal.dry_run import OUT_OF_MEMORY, TOO_LARGE, Facts, Request
 from vit_jax.storage import paths, run_folder, times
 
 STEPS = 2  # after the resumption; the first one is slower
@@ -158,7 +158,7 @@ class DryRun:
         return None
 
     def _is_too_large(self, code: int | None) -> bool:
-        return code == TOO_LARGE or (code != 0 and 'RESOURCE_EXHAUSTED' in self._output())
+        return code in (TOO_LARGE, OUT_OF_MEMORY)
 
     def _output(self) -> str:
         return (self._local / 'output').read_text(errors='replace')

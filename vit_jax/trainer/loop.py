@@ -10,7 +10,7 @@ import jax
 
 from vit_jax.checkpoints.best import KEPT
 from vit_jax.data.dataset import Dataset
-from vit_jax.runtime import processes
+from vit_jax.runtime import memory, processes
 from vit_jax.runtime.watchdog import Interrupted, Stopping
 from vit_jax.step import TrainState
 from vit_jax.storage import times
@@ -90,19 +90,21 @@ class Loop:
         """Take the steps to the end.
 
         Raises:
+          OutOfMemory: if a step, an evaluation or a save does not fit into memory.
           Diverged: if the loss is not finite.
           Preempted: if a stop was requested.
           Pruned: if `report` ends it before its last step.
         """
         why = ''
-        try:
-            self.evaluate_again()
-            while self.step < self.total:
-                self.take_step()
-                for act in self.actions:
-                    act()
-        except Complete as ending:
-            why = str(ending)
+        with memory.exhaustion_reported(lambda: self.meter.completed > 0):
+            try:
+                self.evaluate_again()
+                while self.step < self.total:
+                    self.take_step()
+                    for act in self.actions:
+                        act()
+            except Complete as ending:
+                why = str(ending)
         self.guard.clock.enter(times.SAVING)
         self.guard.checkpointer.wait()
         return Outcome(self.results, why)

@@ -57,6 +57,7 @@ class Meter:
 
     Attributes:
       parts: seconds of each part of the steps so far.
+      completed: number of steps whose metrics have arrived.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Meter:
         self._waiter = concurrent.futures.ThreadPoolExecutor(1, 'steps-clock')
         self._last: dict[str, Any] | None = None  # of the newest step
         self.parts: dict[str, float] = collections.defaultdict(float)
+        self.completed = 0
         self._restart()
 
     def _restart(self) -> None:
@@ -171,6 +173,7 @@ class Meter:
         while len(self.running) > keep:
             step, metrics = self.running.pop(0)
             values = {k: float(np.asarray(v)) for k, v in metrics.items()}  # float(v) takes longer
+            self.completed += 1
             bad = [k for k, v in values.items() if not math.isfinite(v)]
             if not bad:
                 self.done.append(values)

@@ -9,6 +9,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax.errors import forbid_exit
+from vit_jax.runtime import memory
 from vit_jax.trainer.build import Training, build
 from vit_jax.trainer.guards import Guard, Report, RunOptions, Window, guards
 from vit_jax.trainer.loop import Loop, Outcome, Preempted, Pruned, count_broken_records
@@ -41,13 +42,17 @@ def train(
       UserError: for a mistake in the config or the folder; if processes of the job differ in their
         config, code or data; or as `mesh.usable_devices`.
       DamagedRun: if `strict` and the run is complete, but its newest checkpoint is damaged.
+      OutOfMemory: if the run does not fit into the memory of its devices or host.
       Diverged: if the loss is not finite; the last good checkpoint stays.
       Preempted: after SIGTERM, SIGINT, SIGHUP, at `stop_at` or if the metrics can no longer be
         written; the state is saved.
       Pruned: if `report` ended the run before the last step.
     """
     options = dataclasses.replace(options, **flags)
-    with guards(config, folder, options) as guard:  # equal processes, the config completed
+    with (
+        guards(config, folder, options) as guard,  # equal processes, the config completed
+        memory.exhaustion_reported(),
+    ):
         if guard.result is not None:  # complete already
             return guard.result
         training = guard.check(build(guard.config, guard.devices))
