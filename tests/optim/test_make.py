@@ -152,6 +152,7 @@ def with_every_rule(params, name):
         freeze=('^pos_embed$',),
         layer_decay=0.75,
         clip_norm=1.0,
+        **({'d0': 1.0} if name == 'prodigy' else {}),  # a rate that is felt in the first steps
     )
     return tx
 
@@ -188,8 +189,7 @@ def test_every_schedule_of_an_optimizer_can_be_set_to_a_step(name):
     delays, mults = {'lr_delays': (('later', '9'), ('late', '5'))}, {'decay_mults': (('late', 2),)}
     moving = {'schedule': {'name': 'linear'}, 'decay_schedule': {'name': 'cosine', 'final': 1.0}}
     rule = {'name': name, 'decay_mask': '.', 'freeze': ('kernel',)} | mults
-    if name == 'muon':
-        rule['matrices'] = 'kernel'
+    rule |= {'muon': {'matrices': 'kernel'}, 'prodigy': {'d0': 0.01}}.get(name, {})
     tx, rate = make(params, **rule, **delays, **moving, lr=0.1, weight_decay=0.3)
     decay = schedule(0.3, 100, **moving['decay_schedule'])
     fixed, _ = make(params, **rule, lr=float(rate(5)), weight_decay=float(decay(5)))
@@ -212,7 +212,9 @@ def test_the_usual_optimizers_are_there():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', ['adamw', 'lion', 'adafactor', 'adafactor_zhai', 'adan'])
+@pytest.mark.parametrize(
+    'name', ['adamw', 'lion', 'adafactor', 'adafactor_zhai', 'adan', 'adopt', 'nadamw']
+)
 def test_decoupled_decay_takes_lr_times_decay_of_the_kernels(name):
     params = vit_params()
     zeros = jax.tree.map(np.zeros_like, params)

@@ -202,6 +202,18 @@ def test_mapped_code_counts_on_every_device():
         ('TPU v5', 459),
         ('TPU v5p', 459),
         ('TPU v6 lite', 918),
+        ('TPU7x', 1153.5),
+        ('NVIDIA B300 SXM6 AC', 2250),
+        ('NVIDIA GB200', 2500),
+        ('NVIDIA B200', 2250),
+        ('NVIDIA GeForce RTX 4090', 165.2),
+        ('NVIDIA GeForce RTX 5090', 209.5),
+        ('NVIDIA RTX PRO 6000 Blackwell Server Edition', 503.8),
+        ('NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition', 438.9),
+        ('Tesla V100-SXM2-16GB', 125),
+        ('Tesla V100-PCIE-32GB', 112),
+        ('Tesla T4', 65),
+        ('AMD Instinct MI300X', 1307.4),
     ],
 )
 def test_peaks(kind, teraflops):
@@ -212,7 +224,8 @@ def test_peaks(kind, teraflops):
     'kind',
     [
         'cpu',
-        'Tesla V100-SXM2-16GB',
+        'NVIDIA GeForce RTX 4090 Laptop GPU',
+        'NVIDIA GeForce RTX 5090 D',
         'NVIDIA RTX A1000',
         'NVIDIA A100-SXM4-40GB MIG 1g.5gb',
         'TPU v4 lite',

@@ -7,7 +7,7 @@ import pytest
 
 from vit_jax.errors import UserError
 from vit_jax.launch import cloud_tpu
-from vit_jax.profiling import topology
+from vit_jax.profiling import flops, topology
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,8 @@ from vit_jax.profiling import topology
         ('v4-8', 'v4:2x2x1', 4),
         ('v4-32', 'v4:2x2x4', 16),
         ('v5p-128', 'v5p:4x4x4', 64),
+        ('tpu7x:2x2x1', 'tpu7x:2x2x1', 4),
+        ('tpu7x-128', 'tpu7x:4x4x4', 64),
     ],
 )
 def test_names(text, name, chips):
@@ -72,7 +74,7 @@ def test_other_names_are_refused(text):
         topology.parse(text)
 
 
-@pytest.mark.parametrize('name', ['v4', 'v5litepod', 'v5p', 'v6e'])
+@pytest.mark.parametrize('name', ['v4', 'v5litepod', 'v5p', 'v6e', 'tpu7x'])
 def test_every_slice_that_can_be_rented_up_to_256_has_a_topology(name):
     for size in (n for n in cloud_tpu.GENERATIONS[name].sizes if n <= 256 and not n & (n - 1)):
         parsed = topology.parse(f'{name}-{size}')
@@ -162,3 +164,13 @@ def test_the_compiler_does_not_touch_real_tpus(monkeypatch):
     found = topology.environment(topology.parse('v5e:2x2'))
     assert found['JAX_PLATFORMS'] == 'cpu'
     assert 'TPU_VISIBLE_CHIPS' not in found
+
+
+def test_a_chip_of_tpu7x_is_two_devices():
+    """The chip has 2307 TFLOP/s, 192 GiB and 7380 GB/s."""
+    slices = topology.parse('2xtpu7x:2x2x2')
+    chip = slices.chip
+    assert (slices.chips, slices.devices, slices.hosts, slices.unit) == (16, 32, 4, 'core')
+    assert (2 * chip.peak, 2 * chip.usable, 2 * chip.bandwidth) == (2307e12, 192 * 2**30, 7380e9)
+    assert topology.parse('v6e-8').devices == 8
+    assert flops.chips(8, chip.kind) == 4

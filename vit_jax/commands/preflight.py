@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
@@ -66,8 +66,9 @@ def make_parser() -> Parser:
         '--topology',
         required=True,
         metavar='SLICE',
-        help='TPU slice, such as v5e:4x4, v4:2x2x2 or v5litepod-16, 2xv5e:4x4 for two; or GPUs of '
-        'a host: h100:8, a100-40, a100-80, l4, h200 or b200, 2xh100:8 for two hosts',
+        help='TPU slice, such as v5e:4x4, v4:2x2x2, tpu7x:2x2x1 or v5litepod-16, 2xv5e:4x4 for '
+        'two; or GPUs of a host: h100:8, a100-40, a100-80, l4, h200 or b200, 2xh100:8 for two '
+        'hosts',
     )
     add('--workdir', metavar='DIR', help='run folder whose evaluation step is compiled')
     add_allow_flag(parser)
@@ -321,7 +322,7 @@ def print_report(report: Any) -> None:
     console = _console()
     console.print(f'{describe(report)}: {report.parameters:,} parameters')
     verdict = 'fits' if report.fits else 'does not fit'
-    of = f'{number(report.needed / GIB)} of {number(report.usable / GIB)} GiB per chip'
+    of = f'{number(report.needed / GIB)} of {number(report.usable / GIB)} GiB per {report.unit}'
     console.print(f'{verdict}: {of}', style=None if report.fits else 'bold')
     if report.rematerialized:
         console.print(
@@ -341,7 +342,7 @@ def print_report(report: Any) -> None:
 
 
 def _print_memory(console: Any, report: Any) -> None:
-    table = _table('memory of a chip', 'GiB', 'share')
+    table = _table(f'memory of a {report.unit}', 'GiB', 'share')
     for part, size in report.memory.items():
         table.add_row(part, number(size / GIB), f'{size / report.usable:.1%}')
     console.print(table, '')
@@ -457,7 +458,7 @@ def print_remedies(tried: Mapping[str, Any], stacks_all: bool = False) -> None:
             'model.scan=True without model.remat keeps all activations of the blocks until the '
             'backward pass; the step with each of these changes:\n'
         )
-    table = _table('with', 'GiB per chip', 'fits', 'at least ms', 'MFU')
+    table = _table('with', _memory_heading(tried.values()), 'fits', 'at least ms', 'MFU')
     for override, report in tried.items():
         found = ['-', '-']
         if report.fits:
@@ -476,7 +477,8 @@ def print_accumulation(tried: Mapping[int, tuple[Sequence[Any], Any]], advice: s
     """Print a row for each number of microbatches, and the advice."""
     from vit_jax.profiling.preflight import TEMPORARIES
 
-    table = _table('microbatches', 'examples', 'GiB per chip', 'temporaries', 'at least ms', 'MFU')
+    memory = _memory_heading(reports[0] for reports, _ in tried.values())
+    table = _table('microbatches', 'examples', memory, 'temporaries', 'at least ms', 'MFU')
     for microbatches, (reports, run) in tried.items():
         first = reports[0]
         examples = f'{first.rows // first.chips // microbatches:,}'
@@ -490,10 +492,15 @@ def print_accumulation(tried: Mapping[int, tuple[Sequence[Any], Any]], advice: s
     console.print(f'{advice}\n')
 
 
+def _memory_heading(reports: Iterable[Any]) -> str:
+    return f'GiB per {next((report.unit for report in reports), "chip")}'
+
+
 def print_sweep(rows: Sequence[tuple[str, Sequence[Any], Any]], price: float | None) -> None:
     """Print a row for each point of a sweep, and the total."""
     money = [] if price is None else ['cost']
-    headings = 'GiB per chip', 'at least ms', 'MFU', 'steps', 'chip-hours'
+    memory = _memory_heading(reports[0] for _, reports, _ in rows)
+    headings = memory, 'at least ms', 'MFU', 'steps', 'chip-hours'
     table = _table('run', 'fits', *headings, *money)
     total = 0.0
     for words, reports, run in rows:

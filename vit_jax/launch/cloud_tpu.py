@@ -20,7 +20,7 @@ class Generation:
 
     Attributes:
       runtime: the image of its machines for JAX (cloud.google.com/tpu/docs/runtimes); '' if there
-        are machines on GKE only.
+        are none (TPU7x: Compute Engine and GKE).
       single: the largest size, in units of type names, that is one machine.
       step: the size of one machine of a larger slice.
       sizes: Sizes of the available slices (cloud.google.com/tpu/docs).
@@ -132,7 +132,7 @@ def hosts(tpu: str) -> int:
 def runtime(tpu: str) -> str:
     """Return the image of the slice's machines; UserError if only GKE offers them."""
     if not (image := GENERATIONS[parse(tpu)[0]].runtime):
-        raise UserError(f'launch: --tpu {tpu}: available on GKE only: launch gke')
+        raise UserError(f'launch: --tpu {tpu}: not in the Cloud TPU API: launch gke')
     return image
 
 

@@ -45,6 +45,7 @@ VMEM = {
     'TPU v5p': 64 * MIB,
     'TPU v6 lite': 128 * MIB,
     'TPU v6e': 128 * MIB,
+    'TPU7x': 64 * MIB,
 }
 SMALLEST = 16 * MIB
 # Queries of a program where whole sequences do not fit; fewer than 128 leave lanes empty.

@@ -20,6 +20,7 @@ import optax
 from vit_jax.config.run import Durations, Optim
 from vit_jax.errors import UserError, nearest
 from vit_jax.optim import schedules
+from vit_jax.optim.adam_variants import ademamix, adopt, prodigy
 from vit_jax.optim.muon import muon
 from vit_jax.optim.param_groups import (
     Delay,
@@ -213,7 +214,7 @@ def _is_optimizer(name: str) -> bool:
     if name in _UNSUPPORTED or name.startswith(('_', 'scale_by_')):
         return False
     f = getattr(optax, name)
-    if not inspect.isfunction(f):
+    if not inspect.isfunction(f) and not isinstance(f, functools.partial):  # nadam, nadamw
         return False
     required = [k for k, p in inspect.signature(f).parameters.items() if p.default is p.empty]
     return 'learning_rate' in inspect.signature(f).parameters and len(required) <= 1
@@ -304,5 +305,11 @@ def adafactor_zhai(
 
 
 OWN: Mapping[str, Callable[..., optax.GradientTransformation]] = types.MappingProxyType(
-    {'adafactor_zhai': adafactor_zhai, 'muon': muon}
+    {
+        'adafactor_zhai': adafactor_zhai,
+        'ademamix': ademamix,
+        'adopt': adopt,
+        'muon': muon,
+        'prodigy': prodigy,
+    }
 )

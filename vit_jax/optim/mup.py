@@ -46,7 +46,7 @@ KEY = 'config.optim.parametrization'
 # Optimizers whose updates do not depend on the scale of the gradients.
 OPTIMIZERS = (
     *('adabelief', 'adam', 'adamax', 'adamaxw', 'adamw', 'adan', 'amsgrad', 'lion', 'nadam'),
-    *('nadamw', 'radam'),
+    *('nadamw', 'radam', 'ademamix', 'adopt'),
 )
 
 

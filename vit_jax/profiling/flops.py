@@ -120,9 +120,11 @@ _LEAVES: dict[str, Callable[[Any], int]] = {
     'conv_general_dilated': _conv_flops,
 }
 
-# Dense (no sparsity) bf16 rates with float32 accumulation, of one JAX device:
-# half a chip on TPU v2 and v3, a chip on v4 and later. GPUs without bf16 units are absent.
-# Sources: the vendors' data sheets and cloud.google.com/tpu/docs/system-architecture.
+# Dense (no sparsity) bf16 rates with float32 accumulation, of one JAX device: half a chip on TPU
+# v2, v3 and TPU7x, a chip on v4 to v6e. V100 and T4 have no bf16 units: rates of float16.
+# Sources: cloud.google.com/tpu/docs/system-architecture and the vendors' data sheets; half of the
+# sparse rates of HGX B300, GB200 NVL72 and GB300 NVL72; NVIDIA's whitepapers of Ada (RTX 4090) and
+# RTX Blackwell (RTX 5090, RTX PRO 6000); AMD's data sheet of Instinct MI300X.
 PEAK_FLOPS: dict[str, float] = {
     'A10': 125e12,
     'A30': 165e12,
@@ -135,6 +137,18 @@ PEAK_FLOPS: dict[str, float] = {
     'H200': 989e12,
     'GH200': 989e12,
     'B200': 2250e12,
+    'GB200': 2500e12,
+    'B300': 2250e12,
+    'GB300': 2500e12,
+    'V100': 125e12,
+    'V100-PCIE': 112e12,
+    'V100S': 130e12,
+    'T4': 65e12,
+    'RTX 4090': 165.2e12,
+    'RTX 5090': 209.5e12,
+    'RTX PRO 6000': 503.8e12,
+    'RTX PRO 6000 Blackwell Max-Q': 438.9e12,
+    'MI300X': 1307.4e12,
     'TPU v2': 23e12,
     'TPU v3': 61.5e12,
     'TPU v4': 275e12,
@@ -144,10 +158,12 @@ PEAK_FLOPS: dict[str, float] = {
     'TPU v5p': 459e12,
     'TPU v6 lite': 918e12,
     'TPU v6e': 918e12,
+    'TPU7x': 1153.5e12,
 }
 
 # A JAX device is one of the two cores of these chips.
-_HALF_CHIPS = ('TPU v2', 'TPU v3')
+_UNKNOWN = re.compile(r'MIG|Laptop|\bRTX \d+ D\b|^TPU v4 lite$')  # smaller than their names
+_HALF_CHIPS = ('TPU v2', 'TPU v3', 'TPU7x')
 
 
 def chips(devices: int, device_kind: str) -> float:
@@ -162,7 +178,7 @@ def peak_flops(device_kind: str) -> float | None:
       device_kind: Value of `jax.devices()[0].device_kind`, for example
         `NVIDIA A100-SXM4-80GB` or `TPU v5 lite`. Slices of a GPU (MIG) are unknown.
     """
-    if 'MIG' in device_kind or device_kind == 'TPU v4 lite':
+    if _UNKNOWN.search(device_kind):
         return None
     names = (n for n in PEAK_FLOPS if re.search(rf'\b{re.escape(n)}\b', device_kind))
     name = max(names, key=len, default=None)

@@ -156,7 +156,7 @@ def crossing(module: Module, topology: Topology, rows: int, unit: int = 1) -> Cr
       unit: Divisor of a global batch.
     """
     exchanges = schedule(module, topology)
-    chips = topology.slice_chips // topology.slice_hosts
+    chips = topology.slice_devices // topology.slice_hosts
     sent = sum(e.bytes for e in exchanges.events)
 
     def overlap(seconds: Callable[[float, float], float], rate: float) -> Overlap:

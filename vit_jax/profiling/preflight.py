@@ -82,7 +82,8 @@ class Report:
       exchanges: Exchanges by kind and axis.
       costs: Costs by part of the model, the most expensive first, asynchronous copies last.
       compile_seconds: Time until the schedule, or with `cycles` until the machine code.
-      fits: Whether the step fits into the memory of a chip.
+      unit: JAX device: `chip`, or `core` of TPU7x; memory, program and bounds are a device's.
+      fits: Whether the step fits into the memory of a device.
       crossing: Exchanges between slices, or hosts of GPUs, which are not in `bound`; None on one.
       rematerialized: operations that the compiler repeats to save memory, on GPUs; model.remat is
         not counted.
@@ -100,6 +101,7 @@ class Report:
     model_flops: int
     peak: float
     compile_seconds: float
+    unit: str = 'chip'
     fits: bool = True
     flops: int = 0
     bytes: int = 0
@@ -196,7 +198,7 @@ def preflight(
         sum(share * number for share, number in zip(shares, numbers, strict=True))
         for numbers in zip(*((r.bound, r.rows, r.model_flops) for r in reports), strict=True)
     )
-    mfu = flops / (topology.chips * topology.chip.peak * seconds) if seconds else 0
+    mfu = flops / (topology.devices * topology.chip.peak * seconds) if seconds else 0
     facts = compiled.facts
     return reports, RunEstimate(
         facts['steps'], seconds, topology.chips, facts['refusal'], rows, mfu
@@ -215,7 +217,8 @@ def report(compiled: Compiled, topology: Topology, step: str, kind: int = -1) ->
         'shapes': batch['shapes'],
         'parameters': facts['parameters'],
         'model_flops': batch['flops'][step],
-        'peak': chip.peak,
+        'peak': chip.peak * chip.devices,
+        'unit': topology.unit,
         'compile_seconds': compiled.seconds,
     }
     if compiled.overflow:
@@ -286,14 +289,14 @@ def remedies(config: ConfigDict, topology: Topology) -> list[str]:
       config: Config of the step that does not fit.
       topology: Topology that it was compiled for.
     """
-    chips = topology.slice_chips
+    devices = topology.slice_devices
     overrides = _recomputing(config)
     if keeps_all_activations(config):
         overrides.append('model.scan=False')
     run = to_run(config)
-    if run.parallel.fsdp * run.parallel.tensor == 1 < chips:
-        overrides.append(f'parallel.fsdp={chips}')
-    accum, shards = run.step.accum_steps, topology.chips // run.parallel.tensor
+    if run.parallel.fsdp * run.parallel.tensor == 1 < devices:
+        overrides.append(f'parallel.fsdp={devices}')
+    accum, shards = run.step.accum_steps, topology.devices // run.parallel.tensor
     if not run.data.buckets and run.batch_size % (2 * accum * shards) == 0:
         overrides += [f'step.accum_steps={2 * accum}', f'batch_size={run.batch_size // 2}']
     return overrides
@@ -342,7 +345,7 @@ def largest_batch(
     run = to_run(config)
     if run.data.buckets:
         raise UserError('--batch-size fit counts examples, and this config tokens')
-    unit = topology.chips // run.parallel.tensor * run.step.accum_steps
+    unit = topology.devices // run.parallel.tensor * run.step.accum_steps
 
     tried = {}
 
@@ -400,7 +403,7 @@ def microbatch_counts(config: ConfigDict, topology: Topology) -> list[int]:
     run = to_run(config)
     if run.data.buckets:
         raise UserError('--accum fit counts examples, and this config tokens')
-    shards = topology.chips // run.parallel.tensor
+    shards = topology.devices // run.parallel.tensor
     if run.batch_size % shards:
         raise UserError(f'config.batch_size={run.batch_size}: must be a multiple of {shards} chips')
     per_chip = run.batch_size // shards

@@ -49,6 +49,8 @@ class Chip:
       single_host: Chips of the largest slice with a single machine.
       options: Options of libtpu that make a chip one JAX device.
       networks: Network speeds of a host in clouds, Gb/s.
+      devices: JAX devices of a chip, which share it equally; bandwidth, memory, links and peak are
+        a device's.
     """
 
     generation: str
@@ -62,6 +64,7 @@ class Chip:
     single_host: int = 8
     options: tuple[tuple[str, str], ...] = ()
     networks: tuple[int, ...] = (25, 50, 100)
+    devices: int = 1
 
     @property
     def peak(self) -> float:
@@ -144,6 +147,9 @@ CHIPS = {
     'v5e': Chip('v5e', 'TPU v5e', 819e9, 16 * GIB, 200e9, 1.5e9, 2),
     'v5p': Chip('v5p', 'TPU v5p', 2765e9, 95 * GIB, 600e9, 1.75e9, 3, 2, 4),
     'v6e': Chip('v6e', 'TPU v6e', 1640e9, 32 * GIB, 448e9, 1.75e9, 2),
+    # Half of the chip's 7380 GB/s, 192 GiB and 600 GB/s. The clock is not published: it follows
+    # from the peak of four matrix units of 256 x 256, as v6e has.
+    'tpu7x': Chip('tpu7x', 'TPU7x', 3690e9, 96 * GIB, 300e9, 2.2e9, 3, 2, 4, devices=2),
 }
 _GPUS = (
     Gpu('h100', 'NVIDIA H100 80GB HBM3', 3352e9, 84929347584, 450e9, 1.98e9),
@@ -183,7 +189,7 @@ _GPUS = (
 GPUS = {gpu.generation: gpu for gpu in _GPUS}
 SEVERAL = re.compile(r'(\d+) *x *(.+)|(.+) +x *(\d+)')
 GPU_NAME = re.compile(rf'({"|".join(GPUS)}):([1-9]\d*)')
-ALIASES = {'v5litepod': 'v5e', 'v5lite': 'v5e', 'v6litepod': 'v6e'}
+ALIASES = {'v5litepod': 'v5e', 'v5lite': 'v5e', 'v6litepod': 'v6e', 'v7x': 'tpu7x'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,6 +232,21 @@ class Topology:
         return math.prod(self.shape)
 
     @property
+    def devices(self) -> int:
+        """JAX devices of all slices."""
+        return self.slices * self.slice_devices
+
+    @property
+    def slice_devices(self) -> int:
+        """JAX devices of one slice."""
+        return self.slice_chips * self.chip.devices
+
+    @property
+    def unit(self) -> str:
+        """Word for a JAX device."""
+        return 'chip' if self.chip.devices == 1 else 'core'
+
+    @property
     def hosts(self) -> int:
         """Machines (TPU VMs) of all slices."""
         return self.slices * self.slice_hosts
@@ -240,9 +261,9 @@ class Topology:
 def parse(text: str) -> Topology:
     """Parse the name of a slice: `v5e:4x4`, or an accelerator type, `v5litepod-16`, `tpu-v4-32`.
 
-    The number after the hyphen counts cores on v4 and v5p, two a chip, and chips on the others.
-    Several slices are `2xv5e:4x4` or `v5litepod-16 x 2`. GPUs of a host are `h100:8`, and several
-    hosts `2xh100:8`.
+    The number after the hyphen counts cores on v4, v5p and TPU7x, two a chip, and chips on the
+    others. Several slices are `2xv5e:4x4` or `v5litepod-16 x 2`. GPUs of a host are `h100:8`, and
+    several hosts `2xh100:8`.
 
     Raises:
       UserError: for any other text.
@@ -397,7 +418,9 @@ def environment(topology: Topology) -> dict[str, str]:
 
 
 def devices(topology: Topology) -> list[Any]:
-    """Devices of all slices, one a chip; call it in a process with the variables of `environment`.
+    """Devices of all slices, one a chip, or two of TPU7x.
+
+    Call it in a process with the variables of `environment`.
 
     Raises:
       UserError: if the compiler does not support the slice.
