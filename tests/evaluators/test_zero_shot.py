@@ -39,6 +39,27 @@ def test_prompts_are_every_name_in_every_template():
     assert keys['transforms'] == TEXT and keys['classes'] is None
 
 
+def test_names_are_written_as_in_texts(tmp_path, caplog):
+    names = ('dark_red', 'cow', 'hen__a', 'iPhone', 'fox', 'pig')
+    prompts = source(evaluator(templates=('{}',)), dataset(names))
+    found = [prompts[i]['caption'] for i in range(6)]
+    assert found == ['dark red', 'cow', 'hen a', 'iPhone', 'fox', 'pig']
+    assert len(caplog.messages) == 1 and 'iPhone' in caplog.messages[0]
+    file = tmp_path / 'names.txt'
+    file.write_text('red_cat\ndog\ncow\nhen\npig\nfox\n')
+    prompts = source(evaluator(templates=('{}',), names=str(file)), dataset())
+    assert prompts[0]['caption'] == 'red cat'
+
+
+@pytest.mark.parametrize(
+    ('names', 'said'),
+    [(('cat', 'n01440764'), 'n01440764'), (('dark_red', 'dark red'), 'dark_red')],
+)
+def test_names_that_no_text_has_are_refused(names, said):
+    with pytest.raises(UserError, match=said):
+        zero_shot.as_words(names, 'names', '--classes')
+
+
 def test_accuracy_is_that_of_the_nearest_mean():
     rng = np.random.default_rng(0)
     texts = rng.normal(size=(12, 4)).astype(np.float32)

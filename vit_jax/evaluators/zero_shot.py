@@ -6,8 +6,11 @@ mean embedding of its name in several templates, and an image gets the nearest c
 
 from __future__ import annotations
 
+import functools
 import json
+import logging
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +21,10 @@ from vit_jax.evaluators import base
 from vit_jax.evaluators.base import Arrays, Dataset
 from vit_jax.storage import paths
 
+_log = logging.getLogger(__name__)
 TEMPLATES = ('a photo of a {}',)
+WORDNET = re.compile(r'n\d{8}')
+JOINED = re.compile(r'[a-z][A-Z]')
 
 
 class Evaluator(base.Evaluator):
@@ -29,7 +35,8 @@ class Evaluator(base.Evaluator):
         the captions in training.
       templates: prompts with {} instead of the name.
       names: file with one class name per line, in the order of the data's classes; by default the
-        names in the data. Names of the data in a different order are matched by name.
+        names in the data. Names of the data in a different order are matched by name. Underscores
+        become spaces in prompts; WordNet ids are rejected.
     """
 
     headline = ('zero_shot_accuracy',)
@@ -49,9 +56,11 @@ class Evaluator(base.Evaluator):
         """Return the prompts of all classes as data.
 
         Raises:
-          UserError: if the data have no classes or no class names.
+          UserError: if the data have no classes or no class names, or as `as_words`.
         """
-        prompts = {'names': self._names(data.info), 'templates': self.templates}
+        where = 'the classes of the data' if self._file is None else f'names={self._file!r}'
+        names = as_words(self._names(data.info), where, 'names')
+        prompts = {'names': names, 'templates': self.templates}
         source = f'prompts:{json.dumps(prompts)}'
         transforms = {} if self.text is None else {'transforms': self.text}
         return {'source': source, 'split': 'all', 'classes': None, **transforms}
@@ -114,6 +123,42 @@ class Evaluator(base.Evaluator):
             return tuple(info.class_names)
         _require_order(names, info.class_names, f'names={self._file!r}')
         return names
+
+
+def as_words(names: Sequence[str], where: str, remedy: str) -> tuple[str, ...]:
+    """Write class names as in texts: `dark_red` becomes `dark red`.
+
+    Names in CamelCase stay, with a warning, as they may be spelled so (iPhone).
+
+    Args:
+      names: Class names.
+      where: Their place, for messages.
+      remedy: Key or flag of a file of class names.
+
+    Raises:
+      UserError: for WordNet ids, which texts do not have, and for names that become equal.
+    """
+    if ids := [name for name in names if WORDNET.fullmatch(name)]:
+        raise UserError(
+            f'{where}: {ids[0]!r} is a WordNet id, not a name: give a file of class names, one per '
+            f'line in the order of the classes, by {remedy}'
+        )
+    words = tuple(' '.join(name.replace('_', ' ').split()) for name in names)
+    places: dict[str, str] = {}
+    for name, written in zip(names, words, strict=True):
+        if (other := places.setdefault(written, name)) != name:
+            raise UserError(f'{where}: {other!r} and {name!r} are the same text; rename one')
+    if joined := [name for name in words if JOINED.search(name)]:
+        _warn_once(
+            f'{where}: words are joined in {joined[0]!r}, which texts rarely do: separate them in '
+            f'a file of class names, {remedy}'
+        )
+    return words
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    _log.warning('%s', text)
 
 
 def _require_order(names: Sequence[str], classes: Sequence[str], where: str) -> None:

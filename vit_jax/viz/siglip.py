@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vit_jax.errors import UserError, positive_number
+from vit_jax.evaluators.zero_shot import as_words
 from vit_jax.storage import paths
 from vit_jax.viz import base, figures
 from vit_jax.viz.photo import Context, Fields, Photo
@@ -93,7 +94,7 @@ def read_texts(flags: argparse.Namespace) -> list[str]:
     """Read the texts of the flags.
 
     Raises:
-      UserError: if there are no texts, or one is empty or repeated.
+      UserError: if there are no texts, one is empty or repeated, or a class is a WordNet id.
     """
     if (flags.texts is None) == (flags.classes is None):
         raise UserError("set the texts with --texts 'A;B', or class names with --classes FILE")
@@ -102,7 +103,9 @@ def read_texts(flags: argparse.Namespace) -> list[str]:
     else:
         if '{}' not in flags.prompts:
             raise UserError(f'--prompts {flags.prompts!r} has no {{}} for the class name')
-        texts = [flags.prompts.replace('{}', name) for name in _read_class_names(flags.classes)]
+        names = _read_class_names(flags.classes)
+        words = as_words(names, f'--classes {flags.classes}', '--classes')
+        texts = [flags.prompts.replace('{}', name) for name in words]
     if not all(texts):
         raise UserError('--texts: a text is empty')
     duplicates = [text for text, count in collections.Counter(texts).items() if count > 1]
