@@ -18,6 +18,7 @@ from vit_jax.trainer import evaluate
 from vit_jax.trainer.build import Training
 from vit_jax.trainer.guards import Guard
 from vit_jax.trainer.meter import Meter
+from vit_jax.trainer.remarks import Remarks
 from vit_jax.trainer.start import ResumePoint, utilization
 from vit_jax.trainer.workdir import save
 
@@ -67,6 +68,7 @@ class Loop:
       unevaluated: whether a stop interrupted the evaluations after `step`.
       ending: what ends the run, once decided.
       actions: actions after each step, in their order.
+      remarks: lines about an unusual run.
     """
 
     def __init__(self, training: Training, point: ResumePoint, guard: Guard):
@@ -81,6 +83,7 @@ class Loop:
         mesh, skips = training.program.layout.mesh, training.program.max_skips
         apart = mesh.devices.flat[0].platform != 'cpu'
         self.meter = Meter(self.step, lr, utilization(training), skips, guard.clock, apart)
+        self.remarks = Remarks(training)
         stopping = guard.preemption.reached
         self.batches = training.data.train_batches(self.step, stopping, self.total)
         self._resumes_unevaluated, self._judged_step = point.unevaluated, point.step
@@ -145,6 +148,7 @@ class Loop:
         means = {**self.meter.log(), **seen}
         writer.write(step, means)
         writer.show_train(step, means)
+        self._remark(self.remarks.about_pace(step, means['train/step_sec']))
         share_broken_records(training.data)
 
     def evaluate(self) -> None:
@@ -196,6 +200,11 @@ class Loop:
         headlines = {name: e.headline for name, e in chosen.items()}
         self.guard.writer.write(self.step, {**results, **signatures})
         self.guard.writer.show_eval(self.step, evaluate.line(headlines, results))
+        self._remark(self.remarks.about_accuracy(self.step, results))
+
+    def _remark(self, line: str) -> None:
+        if line:
+            self.guard.writer.say(line)
 
     def draw(self) -> None:
         """Draw curves with the new results, and examples if due; then report the results."""

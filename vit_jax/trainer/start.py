@@ -32,6 +32,7 @@ from vit_jax.trainer.build import Training
 from vit_jax.trainer.early_stopping import Bests
 from vit_jax.trainer.guards import Guard
 from vit_jax.trainer.program import Origin
+from vit_jax.trainer.remarks import Remarks
 
 if TYPE_CHECKING:
     from vit_jax.optim.lora import Adapters
@@ -336,6 +337,7 @@ def describe(training: Training, folder: pathlib.Path, point: ResumePoint) -> st
         *data.plan.examples.remarks(),
         *_evaluates(training),
         *training.judge.notes,
+        *Remarks(training).at_start(),
         f'{f"resumes after step {start}" if start else "starts"} in {folder}',
         compile_cache.describe(),
         *point.notes,

@@ -1,0 +1,117 @@
+"""Lines about unusual runs, each printed once: mistakes that cost a run and raise no error."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from vit_jax.config.run import Run
+from vit_jax.optim import schedules
+from vit_jax.trainer.build import Training
+
+DAY = 86400.0  # seconds
+HELD = 0.1  # share of the initial values in an average that is worth a line
+EARLY = 0.1  # share of the steps after which accuracy at chance is worth a line
+BATCH_STATS = 'batch_stats'
+
+
+class Remarks:
+    """Lines about a run.
+
+    Args:
+      training: the run.
+    """
+
+    def __init__(self, training: Training):
+        self.training, self._said = training, set[str]()
+        self._on_cpu = training.program.layout.mesh.devices.flat[0].platform == 'cpu'
+
+    def at_start(self) -> list[str]:
+        """Lines that the config alone decides."""
+        training = self.training
+        found = [*_trained_splits(training.run), self._average(), self._batch_norm()]
+        return [line for line in found if line]
+
+    def about_pace(self, step: int, step_sec: float) -> str:
+        """A line if a CPU needs more than a day for the steps after `step`; else empty."""
+        days = (self.training.timetable.total - step) * step_sec / DAY
+        if not self._on_cpu or days <= 1:
+            return ''
+        return self._once(
+            'pace',
+            f'about {days:,.0f} days are left on this CPU: smaller images (vit/own:56), adapters '
+            '(vit/own:lora), a smaller model or a shorter config.total take less',
+        )
+
+    def about_accuracy(self, step: int, results: Mapping[str, float]) -> str:
+        """A line if accuracy is no better than chance after a tenth of the run; else empty."""
+        training = self.training
+        if step < EARLY * training.timetable.total:
+            return ''
+        for name, evaluation in training.evaluations.items():
+            accuracy = results.get(f'{name}/accuracy')
+            data, classes = evaluation.data, evaluation.data.info.num_classes
+            if accuracy is None or not classes or classes < 2 or evaluation.evaluator:
+                continue
+            count, examples = data.class_counts, len(data.source)
+            if count is not None and int(count.sum()) != examples:  # several labels an example
+                continue
+            chance = 1 / classes if count is None else float(count.max()) / examples
+            if accuracy > chance + 2 * math.sqrt(chance * (1 - chance) / examples):
+                continue
+            return self._once(
+                'chance',
+                f'{name}/accuracy {accuracy:.3f} after step {step} of {training.timetable.total} '
+                f'is no better than chance ({chance:.3f}): check config.optim.lr and its warm-up, '
+                'the labels and the transforms',
+            )
+        return ''
+
+    def _average(self) -> str:
+        training, step = self.training, self.training.run.step
+        if not step.ema_decay:
+            return ''
+        total = training.timetable.total
+        decay = schedules.strength(step.ema_schedule, step.ema_decay, training.times)
+        values = decay(np.arange(total)) if callable(decay) else np.full(total, decay)
+        share = float(np.prod(np.asarray(values, np.float64)))
+        if share <= HELD:
+            return ''
+        return (
+            f'the average of the parameters still holds {share:.0%} of its initial values after '
+            f'{total:,} steps: config.step.ema_decay={step.ema_decay:g} is for longer runs; '
+            f'{math.floor(1e4 * 0.01 ** (1 / total)) / 1e4:g} leaves 1%'
+        )
+
+    def _batch_norm(self) -> str:
+        run, state = self.training.run, self.training.program.abstract_state
+        if run.step.accum_steps < 2 or BATCH_STATS not in state.collections:
+            return ''
+        return (
+            f'batch norm normalizes each of the {run.step.accum_steps} microbatches by itself, '
+            'unlike a whole batch: config.step.accum_steps=1 avoids this'
+        )
+
+    def _once(self, kind: str, line: str) -> str:
+        if kind in self._said:
+            return ''
+        self._said.add(kind)
+        return line
+
+
+def _trained_splits(run: Run) -> list[str]:
+    """A line for each evaluation of the examples that are trained on, unless named `train...`."""
+    names = [
+        name
+        for name, entry in run.evals.items()
+        if (entry.source, entry.split, entry.classes)
+        == (run.data.source, run.data.split, run.data.classes)
+        and not name.startswith('train')
+    ]
+    return [
+        f'config.evals.{name} reads the examples that are trained on ({run.data.split!r} of '
+        f'{run.data.source}): its results do not measure generalization'
+        for name in names
+    ]
