@@ -1,6 +1,6 @@
 """CIFAR-10 without labels, teacher or schedules: LeJEPA at the cost of DINOv2's recipe.
 
-    python -m vit_jax train --config experiments/lejepa/cifar10.py --workdir runs/lejepa_cifar10
+    python -m vit_jax train experiments/lejepa/cifar10.py --workdir runs/lejepa_cifar10
     python -m vit_jax predict runs/lejepa_cifar10 a.jpg b.jpg --out patches.png
 
 Balestriero and LeCun, 2025, arXiv:2511.08544. Encoder, crops and evaluations are those of

@@ -1,6 +1,6 @@
 """ImageNet without labels or a teacher: LeJEPA with a ViT-L/14, 100 epochs.
 
-    python -m vit_jax train --config experiments/lejepa/imagenet.py --workdir runs/lejepa_l14
+    python -m vit_jax train experiments/lejepa/imagenet.py --workdir runs/lejepa_l14
 
 Balestriero and LeCun, 2025, arXiv:2511.08544, and the authors' repository: 2 global views of 224
 pixels and 6 local ones of 98, AdamW at 5e-4 with decay 0.05, cosine to a thousandth. Expected, as
