@@ -14,6 +14,7 @@ from vit_jax import interop
 from vit_jax.errors import UserError
 from vit_jax.interop import files, preprocessing
 from vit_jax.interop.families import transformers_swin
+from vit_jax.interop.trained import TrainedModel
 from vit_jax.models.swin import Model
 
 pytest.importorskip('torch')
@@ -101,7 +102,7 @@ def test_logits_of_what_is_written(tmp_path, images, perturbed):
     model, batch = Model(num_classes=3, **fields), images(2, 24, 12, 3)
     params = perturbed(model, batch)
     keywords = {'name': 'swin', 'num_classes': 3, 'mlp_ratio': 4.0, 'gelu': 'erf', 'norm_eps': 1e-5}
-    imported = interop.TrainedModel.from_file(params, keywords | fields, (24, 12), 'a test')
+    imported = TrainedModel.from_file(params, keywords | fields, (24, 12), 'a test')
     imported = dataclasses.replace(imported, class_names=('cat', 'dog', 'horse'))
     assert interop.write(anew(imported), tmp_path / 'new') == ()
     there = transformers.SwinForImageClassification.from_pretrained(tmp_path / 'new').eval()
