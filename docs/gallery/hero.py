@@ -82,7 +82,7 @@ def add_laws(axes: Axes, path: pathlib.Path) -> None:
     for i, curve in enumerate(curves):
         family = list(names).index(curve.by['model'])
         color, size = figures.COLORS[family], 3.5 + i % 3
-        x, kept = curve.x[:, 0], curve.kept
+        x, kept = curve.x[:, 0], curve.fit_mask
         axes.plot(x[kept], curve.y[kept], 'o', color=color, markersize=size, markeredgewidth=0)
         axes.plot(x[~kept], curve.y[~kept], 'o', color=color, markersize=size, fillstyle='none')
         grid = np.geomspace(x.min(), x.max())

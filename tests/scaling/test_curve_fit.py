@@ -123,7 +123,7 @@ def test_bands_of_an_optimum_hold_where_large_runs_are_noisier():
     for i, error in enumerate(errors):
         found = curve_fit.fit(forms.find('joint'), x, clean * np.exp(error), bootstrap=40, seed=i)
         drawn = [best(found.form.params(theta, *found.scales)) for theta in found.replicates]
-        low, high = curve_fit.widened(best(found.params), np.array(drawn), found.dof)
+        low, high = curve_fit.widen_band(best(found.params), np.array(drawn), found.dof)
         held.append(low <= best(law) <= high)
     assert np.mean(held) > 0.8
 
@@ -143,9 +143,10 @@ def test_what_is_not_identified_has_no_value():
     """A curve that barely bends leaves its limit open, but not its exponent."""
     found = curve_fit.fit(forms.find('irreducible'), X, noisy(30 * X**-0.3 + 0.001, 0.05))
     assert found.unidentified == {'c'}
-    assert found.known['c'] is None and found.known['a'] == found.params['a']
+    identified = found.identified_params
+    assert identified['c'] is None and identified['a'] == found.params['a']
     exact = curve_fit.fit(forms.find('irreducible'), X, 30 * X**-0.3 + 0.1)
-    assert not exact.unidentified and exact.known == exact.params
+    assert not exact.unidentified and exact.identified_params == exact.params
 
 
 def test_says_that_there_are_too_few_points():
@@ -217,7 +218,9 @@ def test_curves_of_few_points_share_their_noise():
 
 def test_curves_that_differ_in_their_noise_share_little_of_it():
     variances, dof = np.geomspace(1e-6, 1e-2, 9), np.full(9, 5.0)
-    assert noise.common(variances, dof)[1] < 2 < 40 < noise.common(np.full(9, 1e-4), dof)[1]
+    _, mixed = noise.common_variance(variances, dof)
+    _, equal = noise.common_variance(np.full(9, 1e-4), dof)
+    assert mixed < 2 < 40 < equal
 
 
 def test_two_curves_or_noise_from_seeds_stay_as_they_are():

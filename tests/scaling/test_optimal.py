@@ -140,7 +140,7 @@ def test_an_extreme_size_that_wins_everywhere_is_no_optimum(center, name):
     assert found.summary['frontier'] is None and found.summary['isoflop'] is None
     said = '\n'.join(found.notes)
     assert f'frontier: the {name} size is best at 3 of 3 budgets: their optimum lies beyond' in said
-    assert 'joint: its N* lies outside of the sizes that were run at 3 of 3 budgets' in said
+    assert any(note.startswith('joint: N*') and '3 of 3' in note for note in found.notes)
 
 
 def test_two_sizes_are_no_law():
@@ -309,10 +309,10 @@ def test_two_of_three_columns_suffice():
 def test_compute_that_is_no_multiple_of_size_and_data():
     rows = [row | {'C': repr(5 * float(row['N']) ** 1.02 * float(row['D']))} for row in runs()]
     (found,) = points.read(rows, points.Columns('N', 'D', 'C', 'loss'))
-    assert found.cost.p == pytest.approx(1.02) and 'a power law is taken' in found.notes[0]
+    assert found.cost.p == pytest.approx(1.02) and 'power law' in found.notes[0]
     rows = [row | {'C': repr(7 * float(row['N']) * float(row['D']))} for row in runs()]
     (found,) = points.read(rows, points.Columns('N', 'D', 'C', 'loss'))
-    assert found.cost.words == 'C = 7 N D' and not found.notes
+    assert found.cost.text == 'C = 7 N D' and not found.notes
     rows = [row | {'C': str(1e-3 * float(row['N']) * float(row['D']))} for row in runs()]
     (found,) = points.read(rows, points.Columns('N', 'D', 'C', 'loss'))
     assert says(found.notes, 'C is 0.001 N D', 'are N parameters, D tokens')
@@ -455,7 +455,7 @@ def test_the_command(tmp_path, capsys):
         ({'N': 'big'}, ['--n', 'N', '--d', 'D'], "has 'big', which is not a number"),
         ({'N': '5', 'D': '5'}, ['--n', 'N', '--d', 'D'], 'no law of the optimum can be fitted'),
         ({'loss': 'nan'}, ['--n', 'N', '--d', 'D'], 'no row can be fitted; line 2: left out'),
-        ({}, ['--n', 'N', '--d', 'D', '--holdout', '1x'], 'write a factor above 1, as 4x'),
+        ({}, ['--n', 'N', '--d', 'D', '--holdout', '1x'], '--holdout 1x'),
         ({}, ['--n', 'N', '--d', 'D', '--inference-tokens', '0'], '--inference-tokens'),
         ({}, ['--n', 'N', '--d', 'D', '--target', '-1'], '--target -1: must be positive'),
     ],

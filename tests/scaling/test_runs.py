@@ -129,10 +129,10 @@ def test_runs_of_other_tasks_stand_beside_no_classifiers(tmp_path):
     for name in ('classify', 'detect', 'classify'):
         make_run(tmp_path / str(len(list(tmp_path.iterdir()))), task={'name': name})
     rows = list(csv.DictReader(io.StringIO(runs.to_csv(runs.collect([tmp_path], lambda m: None)))))
-    kept, left_out = runs.classification_rows(rows, ('model',))
+    kept, left_out = runs.select_classification(rows, ('model',))
     assert [row['run'][-1] for row in kept] == ['0', '2']
     assert says(left_out, f'{tmp_path}/1: ', 'detect')
-    assert runs.classification_rows(rows, ('config.task.name',)) == (rows, [])
-    assert runs.classification_rows(rows[1:2], ()) == (rows[1:2], []), 'none of them classifies'
+    assert runs.select_classification(rows, ('config.task.name',)) == (rows, [])
+    assert runs.select_classification(rows[1:2], ()) == (rows[1:2], []), 'none of them classifies'
     (alone,) = runs.collect([tmp_path / '0'], lambda meta: None)
-    assert runs.classification_rows([alone], ()) == ([alone], []), 'they have no column of tasks'
+    assert runs.select_classification([alone], ()) == ([alone], []), 'they have no column of tasks'

@@ -95,7 +95,7 @@ def test_a_form_that_misses_the_points_by_more_than_seeds_differ():
     assert not curve.fit.noise.measured
     assert 'the form misses the points by' in curve.fit.warnings[0]
     free = len(X) - 2
-    assert noise.pooled(np.full(6, 1e-3), free, curve.seeds).measured
+    assert noise.pool_noise(np.full(6, 1e-3), free, curve.seeds).measured
 
 
 def covered(count, draws=8):
@@ -218,9 +218,9 @@ def test_rows_of_one_size_and_data_weigh_in_the_joint_law():
 
 def test_the_words_on_seeds():
     counts, squares = np.array([2, 1]), np.array([0.0008, 0.0])
-    words = noise.Seeds(counts, squares).words
+    words = noise.Seeds(counts, squares).text
     assert says(words, '3 runs at 2 points', '1 with several seeds', '2.8 %')
-    assert noise.one_run_each(3).words == ''
+    assert noise.single_runs(3).text == ''
 
 
 def at_equal_compute(sigma=0.002, sizes=3):

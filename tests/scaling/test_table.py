@@ -11,7 +11,7 @@ from vit_jax.errors import UserError
 from vit_jax.scaling import averaging, curve_fit, forms, plots, table
 from vit_jax.scaling.curve_fit import Fit
 from vit_jax.scaling.report import summarize
-from vit_jax.scaling.rows import power, read_csv, short, words_up_to
+from vit_jax.scaling.rows import number_format, power, read_csv, short
 
 pytestmark = pytest.mark.slow  # as a whole
 
@@ -66,7 +66,7 @@ def test_what_is_held_out_has_no_part_in_the_fit(options):
 
 def test_without_a_holdout_all_points_count():
     (curve, _) = table.fit_curves(rows(), ask(holdout=0.0))
-    assert curve.kept.all()
+    assert curve.fit_mask.all()
     assert curve.holdout_rmse is None
 
 
@@ -109,7 +109,7 @@ def test_points_that_any_law_would_go_through_get_a_simpler_one(points, form):
         ({'by': ('modl',)}, "did you mean 'model'"),
         ({'form': 'shiftd'}, "did you mean 'shifted'"),
         ({'y': 'model'}, "line 2 has 'S', which is not a number"),
-        ({'holdout_column': 'loss'}, '1 .fit on it. or 0'),
+        ({'holdout_column': 'loss'}, '--holdout-column loss'),
         ({'form': 'joint'}, 'takes 2 column'),
     ],
 )
@@ -250,7 +250,7 @@ def test_the_legend_has_the_formula_with_its_numbers(form, theta, text):
 )
 def test_powers_of_ten(value, text):
     assert power(value) == text
-    assert words_up_to(1e11) is short and words_up_to(1e12) is power
+    assert number_format(1e11) is short and number_format(1e12) is power
 
 
 @pytest.mark.parametrize(
@@ -303,13 +303,13 @@ def test_two_four_and_eight_times_stand_side_by_side():
 
 @pytest.mark.parametrize(('text', 'kept'), [('4x', 0.25), ('0.5', 0.5), ('0', 1), ('2.5x', 0.4)])
 def test_holdouts_are_shares_or_factors(text, kept):
-    assert 1 - table.holdout_share(text) == pytest.approx(kept)
+    assert 1 - table.parse_holdout_share(text) == pytest.approx(kept)
 
 
 @pytest.mark.parametrize('text', ['1x', 'x', '1', '-0.5', 'half'])
 def test_holdouts_that_leave_nothing_are_mistakes(text):
     with pytest.raises(UserError, match='--holdout'):
-        table.holdout_share(text)
+        table.parse_holdout_share(text)
 
 
 @pytest.fixture(scope='module')
@@ -399,7 +399,7 @@ def curve_of(y, x=X[:12], **options):
 
 def test_the_law_goes_through_all_points_and_the_error_is_of_a_fit_without_some():
     curve = curve_of(np.geomspace(1, 0.3, 12), form='power')
-    assert curve.fit.n_points == 12 and curve.tested.n_points == curve.kept.sum() < 12
+    assert curve.fit.n_points == 12 and curve.tested.n_points == curve.fit_mask.sum() < 12
     axes = plots.draw_curves([curve], ask(form='power')).axes[0]
     assert '--' in [line.get_linestyle() for line in axes.lines]
 
@@ -437,9 +437,9 @@ def test_a_rise_at_the_end_is_mentioned_and_noise_is_not():
     x = np.geomspace(1, 1e3, 24)
     y = x**-0.3 + 0.0003 * x
     noise = np.exp(0.01 * np.random.default_rng(0).standard_normal((20, 24)))
-    said = [table._upturn(x[:, None], y * one) for one in noise]
+    said = [table._note_upturn(x[:, None], y * one) for one in noise]
     assert all('y rises again by' in line for (line,) in said)
-    assert not any(table._upturn(x[:, None], (x**-0.3 + 0.5) * one) for one in noise)
+    assert not any(table._note_upturn(x[:, None], (x**-0.3 + 0.5) * one) for one in noise)
 
 
 def test_the_default_law_goes_on_from_an_error_that_lasts():
@@ -518,9 +518,9 @@ def test_where_the_forms_miss_the_points_laws_of_the_last_ones_take_over():
 
 
 def test_of_forms_that_predict_alike_the_simplest_comes_first():
-    ranked = averaging._ranked({'m4': 0.0100, 'shifted': 0.0103, 'irreducible': 0.02})
+    ranked = averaging._rank_forms({'m4': 0.0100, 'shifted': 0.0103, 'irreducible': 0.02})
     assert ranked == ['shifted', 'm4', 'irreducible']
-    assert averaging._ranked({'shifted': 0.012, 'm4': 0.01}) == ['m4', 'shifted']
+    assert averaging._rank_forms({'shifted': 0.012, 'm4': 0.01}) == ['m4', 'shifted']
 
 
 def test_published_points_are_drawn_with_their_law(repo):

@@ -297,7 +297,7 @@ def optimal(argv: Sequence[str]) -> int:
     check_fit_flags(args)
     require_positive(args.inference_tokens, '--inference-tokens')
     columns = points.Columns(args.n, args.d, args.c, args.y, parse_names(args.by), args.unique)
-    factor = table.holdout_factor(args.holdout) if args.holdout else 0.0
+    factor = table.parse_holdout_factor(args.holdout) if args.holdout else 0.0
     options = AnalysisOptions(args.target, factor, args.bootstrap, args.inference_tokens)
     curves = points.read(rows.read_csv(args.csv), columns)
     found = [analyze(one, options) for one in curves if len(one.y)]
@@ -346,12 +346,12 @@ def _optimal_summary(found: Sequence[Analysis], columns: Columns) -> dict[str, A
 
     return {
         'columns': {flag.strip('-'): column for column, flag in columns.flags()},
-        'counted': points.conventions(columns),
+        'counted': points.describe_conventions(columns),
         'curves': [
             {
                 'by': one.points.by,
                 'points': len(one.points.y),
-                'flops': one.points.cost.words,
+                'flops': one.points.cost.text,
                 **one.summary,
                 'shown': one.shown,
                 'notes': list(one.notes),
@@ -368,14 +368,14 @@ def _print_optimal(found: Sequence[Analysis], columns: Columns) -> None:
     from vit_jax.scaling.rows import label
 
     print('L = E + A N^-alpha + B D^-beta; N* ~ C^a, D* ~ C^b')
-    print(points.conventions(columns))
+    print(points.describe_conventions(columns))
     lines = [['curve', 'way', 'a', 'b', 'held out', 'C', 'N*', 'D*', 'loss']]
     for one in found:
         lines += [[label(one.points.by), *_optimal_row(way, one)] for way in one.summary]
     print(align(lines, left=2))
     for one in found:
         name = label(one.points.by)
-        print(f'{name}: {one.points.cost.words}')
+        print(f'{name}: {one.points.cost.text}')
         if law := one.summary['joint']:
             known = [f'{k} = {_fitted_with_band(law, k)}' for k in LAW if law[k] is not None]
             print(f'{name}: ' + (', '.join(known) or 'no parameter of the joint law is identified'))

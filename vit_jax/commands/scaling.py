@@ -164,7 +164,7 @@ def read_options(args: argparse.Namespace) -> FitOptions:
     require_count(args.bootstrap, '--bootstrap')
     require_positive(args.target, '--target')
     against = parse_names(args.against)
-    share = table.holdout_share(args.holdout)
+    share = table.parse_holdout_share(args.holdout)
     if args.form != averaging.AUTO:
         forms.find(args.form)
     table.find_variants(against, args.form, len(parse_names(args.x)))
@@ -217,7 +217,7 @@ def print_notes(curves: Sequence[Curve], options: FitOptions) -> None:
             target = f'{options.y} at {options.x[0]} = {options.target:g}: {shown}'
             lines.append((curve.label, target))
         if curve.seeds.several:
-            lines.append((curve.label, curve.seeds.words))
+            lines.append((curve.label, curve.seeds.text))
         lines += [(curve.label, note) for note in curve.notes]
         if isinstance(curve.fit, averaging.MeanFit):
             lines.append((curve.label, curve.fit.chosen))
@@ -290,18 +290,18 @@ def report(argv: Sequence[str]) -> int:
     from vit_jax.profiling.cost import train_flops
     from vit_jax.scaling import manifest, plots, plots_optimal, report_optimal, runs, table
     from vit_jax.scaling.report import HOLDOUT_SHARES, report_blocks, summarize
-    from vit_jax.scaling.rows import read_csv, unfinished
+    from vit_jax.scaling.rows import is_unfinished, read_csv
 
     options = dataclasses.replace(read_options(args), beside=HOLDOUT_SHARES)
     rows = runs.collect(args.folders, partial(train_flops, allowed=args.allow))
     folder = pathlib.Path(args.out)
     write_file(folder / 'runs.csv', runs.to_csv(rows), '--out')
     read = read_csv(folder / 'runs.csv')
-    taken = [row for row in read if args.unfinished or not unfinished(row)]
+    taken = [row for row in read if args.unfinished or not is_unfinished(row)]
     if not taken:
         raise UserError(f'none of the {len(rows)} runs is finished; --unfinished includes them')
-    alike, others = runs.classification_rows(taken, options.by)
-    fitted, skipped = table.usable(alike, options)
+    alike, others = runs.select_classification(taken, options.by)
+    fitted, skipped = table.select_usable(alike, options)
     skipped = others + skipped + runs.find_runs(args.folders)[1]
     if not fitted:
         raise UserError(f'none of the {len(taken)} runs can be fitted; {skipped[0]}')

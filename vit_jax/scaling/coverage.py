@@ -12,9 +12,9 @@ from vit_jax.errors import UserError
 from vit_jax.scaling import averaging, curve_fit, forms
 from vit_jax.scaling.table import Curve
 
-BEYOND = 4.0  # extrapolation, in units of the largest fitted x
-FAR = 10.0  # a farther one
-LAST = 0.8  # share of the largest x from which the last points are taken
+BEYOND = 4.0  # x of an extrapolation over the largest fitted x
+FAR = 10.0  # the same for a far extrapolation
+LAST = 0.8  # share of the largest x from which points count as last
 SPAN = 64.0  # ratio of the largest fitted x to the smallest
 # Results of `measure` on laws of the fitted form, see docs/predictions.md: at the points, at
 # `BEYOND` and `FAR` times the largest x, and at `BEYOND` past a break.
@@ -24,7 +24,7 @@ MEASURED = {
     'shifted': (0.93, 0.95, 0.97, 0.82),
     'm2': (0.87, 0.80, 0.78, 0.12),
 }
-# For `auto` on published curves, at twice the largest x: the bands that held, and their number.
+# For `auto` on published curves, at twice the largest x: bands that held the truth, and all bands.
 MEASURED_REAL = {
     'image': (70, 72),
     'language model': (5, 5),
@@ -45,9 +45,8 @@ MEASURED_KINDS = {
     'irreducible, growing noise': (0.93, 0.93),
 }
 FORMS = (averaging.AUTO, *MEASURED)
-DESIGN_EXPONENT = 0.35  # of both laws
-# Laws by formula: the form, its parameters for x in units of the largest, where y is 1, and the
-# number of fitted parameters.
+DESIGN_EXPONENT = 0.35  # exponent of both laws
+# {formula: (form, parameters for x in units of the largest x, where y is 1, number of fitted ones)}
 DESIGN_LAWS = {
     'a x^-b': ('power', (0.0, DESIGN_EXPONENT, 0.0, 0.0), 2),
     'a x^-b + c': ('irreducible', (np.log(0.5), DESIGN_EXPONENT, 0.5, 0.0), 3),
@@ -60,14 +59,14 @@ class Simulation:
     """Parameters of the simulation.
 
     Attributes:
-      form: of the law and of the fit.
-      points: number of points of a curve, at equal ratios over `SPAN`.
-      noise: standard deviation of log y.
-      curves: number of laws that are drawn.
-      bootstrap: replicates of each fit.
+      form: Form of the law and of the fit.
+      points: Number of points of a curve, at equal ratios over `SPAN`.
+      noise: Standard deviation of log y.
+      curves: Number of laws to draw.
+      bootstrap: Replicates of each fit.
 
     Raises:
-      UserError: for a form of which no law can be drawn, or a number that is too small.
+      UserError: The form cannot be drawn at random, or a number is too small.
     """
 
     form: str = 'shifted'
@@ -78,9 +77,11 @@ class Simulation:
 
     def __post_init__(self) -> None:
         if self.form not in FORMS:
-            raise UserError(f'--form {self.form}: laws can be drawn of {", ".join(FORMS)}')
-        known = 12 if self.form == averaging.AUTO else len(forms.find(self.form).names)
-        least = {'points': known, 'curves': 1, 'bootstrap': 1}
+            raise UserError(
+                f'--form {self.form}: cannot be simulated; choose one of {", ".join(FORMS)}'
+            )
+        least_points = 12 if self.form == averaging.AUTO else len(forms.find(self.form).names)
+        least = {'points': least_points, 'curves': 1, 'bootstrap': 1}
         for name, number in least.items():
             if getattr(self, name) < number:
                 raise UserError(f'--{name} {getattr(self, name)}: must be at least {number}')
@@ -93,14 +94,14 @@ class SyntheticLaw:
     """A law to simulate, with random parameters.
 
     Attributes:
-      name: for tables.
-      form: of the truth.
-      noise: standard deviation of log y.
-      correlation: of the noise of neighboring points (AR(1)).
-      points: number of points, if it is not that of the simulation.
-      kink: the most by which the exponent changes among the points.
-      wiggle: amplitude of a sine of log x in log y, with a period of 1 to 3.
-      growth: ratio of the noise of the last point to that of the first.
+      name: Name in tables.
+      form: Form of the truth.
+      noise: Standard deviation of log y.
+      correlation: Correlation of the noise of neighboring points (AR(1)).
+      points: Number of points; 0 for the simulation's number.
+      kink: Largest change of the exponent among the points.
+      wiggle: Amplitude of a sine of log x in log y, with a period of 1 to 3.
+      growth: Noise of the last point over the noise of the first.
     """
 
     name: str
@@ -129,15 +130,15 @@ LAWS = (
 
 @dataclasses.dataclass(frozen=True)
 class Design:
-    """Planned runs to which a law is to be fitted.
+    """Planned runs for the fit of a law.
 
     Attributes:
-      name: for tables.
-      x: [N], different and ascending.
-      counts: [N], number of seeds at each x.
-      cost: in units of x.
-      errors: {law: standard deviation of the log of its prediction}, in units of that of log y of
-        one run.
+      name: Name in tables.
+      x: Different values of x [N], ascending.
+      counts: Number [N] of seeds at each x.
+      cost: Total cost in units of x.
+      errors: {law: standard deviation of the log of its prediction}, in units of the standard
+        deviation of log y of one run.
     """
 
     name: str
@@ -153,25 +154,25 @@ class Design:
 
 
 def caveat(fitted: Iterable[str]) -> str:
-    """A sentence on the measured coverage of bands.
+    """Describe the measured coverage of bands.
 
     Args:
-      fitted: names of the forms that have bands, or `auto`.
+      fitted: Names of the forms with bands, or `auto`.
     """
-    return '; '.join(map(_coverage, dict.fromkeys(fitted)))
+    return '; '.join(map(_describe_coverage, dict.fromkeys(fitted)))
 
 
-def _coverage(form: str) -> str:
+def _describe_coverage(form: str) -> str:
     if form == averaging.AUTO:
         real = ', '.join(f'{held} of {of} {name}' for name, (held, of) in MEASURED_REAL.items())
         shares = [100 * share for share, _ in MEASURED_KINDS.values()]
         return (
             f'bands of 90 % held {real} curves at twice the largest x, and {np.mean(shares):.0f} % '
-            f'of synthetic laws at {BEYOND:g} times, by kind {min(shares):.0f} to '
-            f'{max(shares):.0f} %; past a break they are useless'
+            f'of synthetic laws at {BEYOND:g} times ({min(shares):.0f} to '
+            f'{max(shares):.0f} % by kind of law); past a break they are useless'
         )
     if form not in MEASURED:
-        return f'the coverage of bands of the form {form} is unknown'
+        return f'the coverage of the bands of {form} has not been measured'
     on, beyond, far, broken = (f'{100 * share:.0f} %' for share in MEASURED[form])
     return (
         f'on known laws of the form {form}, bands of 90 % held {on} of the curve at its points, '
@@ -180,11 +181,11 @@ def _coverage(form: str) -> str:
 
 
 def measure(setting: Simulation, seed: int = 0) -> dict[str, float]:
-    """The share of true values that lie in the bands.
+    """Measure the share of true values inside the bands.
 
     Returns:
-      'fitted': of the curve at its points;
-      'beyond' and 'far': at `BEYOND` and `FAR` times the largest of them;
+      'fitted': the curve at its points;
+      'beyond' and 'far': at `BEYOND` and `FAR` times the largest x;
       'past a break': at `BEYOND`, if the exponent halves after the last point;
       and each exponent and limit of the law. For `auto`, 'beyond' and 'far' of each of `LAWS`.
     """
@@ -192,8 +193,8 @@ def measure(setting: Simulation, seed: int = 0) -> dict[str, float]:
         return _measure_auto(setting, seed)
     rng = np.random.default_rng(seed)
     with threadpool_limits(1, user_api='blas'):
-        found = [_measure_one(setting, rng) for _ in range(setting.curves)]
-    return {name: float(np.mean([one[name] for one in found])) for name in found[0]}
+        curves = [_measure_one(setting, rng) for _ in range(setting.curves)]
+    return {name: float(np.mean([shares[name] for shares in curves])) for name in curves[0]}
 
 
 def _measure_one(setting: Simulation, rng: np.random.Generator) -> dict[str, float]:
@@ -205,20 +206,20 @@ def _measure_one(setting: Simulation, rng: np.random.Generator) -> dict[str, flo
     seed = int(rng.integers(2**31))
     curve = curve_fit.fit(form, x, y, bootstrap=setting.bootstrap, seed=seed)
     beyond, far = np.array([BEYOND * SPAN]), np.array([FAR * SPAN])
-    held = {
-        'fitted': _held(curve, x, law_value(law, x)),
-        'beyond': _held(curve, beyond, law_value(law, beyond)),
-        'far': _held(curve, far, law_value(law, far)),
-        'past a break': _held(curve, beyond, broken_law_value(law, beyond)),
+    shares = {
+        'fitted': _covered_share(curve, x, law_value(law, x)),
+        'beyond': _covered_share(curve, beyond, law_value(law, beyond)),
+        'far': _covered_share(curve, far, law_value(law, far)),
+        'past a break': _covered_share(curve, beyond, broken_law_value(law, beyond)),
     }
     bands = curve.bands
-    return held | {
+    return shares | {
         name: float(bands[name][0] <= law[name] <= bands[name][1]) for name in form.interpreted
     }
 
 
 def _draw(form: forms.Form, rng: np.random.Generator) -> dict[str, float]:
-    """A random law with a typical exponent, and a limit that is a share of the last error."""
+    """Draw a law with a typical exponent, and a limit that is a share of the last error."""
     law = {'a': 1.0, 'b': rng.uniform(0.2, 0.8), 'c': 0.0, 'd': 0.0}
     if 'd' in form.names:
         law['d'] = rng.uniform(0.0, 4.0)
@@ -228,36 +229,36 @@ def _draw(form: forms.Form, rng: np.random.Generator) -> dict[str, float]:
 
 
 def law_value(law: dict[str, float], x: np.ndarray) -> np.ndarray:
-    """The law at `x`, without noise."""
+    """Evaluate the law at `x`, without noise."""
     return law['a'] * (x + law['d']) ** -law['b'] + law['c']
 
 
 def broken_law_value(law: dict[str, float], x: np.ndarray) -> np.ndarray:
-    """The law with half its exponent after the last point."""
+    """Evaluate the law with half its exponent after the last point."""
     reducible = law['a'] * (SPAN + law['d']) ** -law['b']
     ratio = (x + law['d']) / (SPAN + law['d'])
     return reducible * ratio ** (-law['b'] / 2) + law['c']
 
 
 def _measure_auto(setting: Simulation, seed: int) -> dict[str, float]:
-    """Shares for `auto`, of `setting.curves` curves of each synthetic law."""
+    """Measure the shares for `auto`, on `setting.curves` curves of each synthetic law."""
     with threadpool_limits(1, user_api='blas'):
-        held = np.array([_simulate_each(setting, seed, i) for i in range(setting.curves)])
+        inside = np.array([_simulate_each(setting, seed, i) for i in range(setting.curves)])
     shares: dict[str, float] = {}
-    means = np.ma.masked_invalid(held).mean(axis=0).filled(np.nan)  # without curves without a band
+    means = np.ma.masked_invalid(inside).mean(axis=0).filled(np.nan)  # NaN: a curve without a band
     for law, (beyond, far) in zip(LAWS, means, strict=True):
         shares |= {f'{law.name}: beyond': float(beyond), f'{law.name}: far': float(far)}
     return shares
 
 
 def _simulate_each(setting: Simulation, seed: int, number: int) -> list[list[float]]:
-    """What `_simulate` finds for one curve of each of `LAWS`, whatever the number of curves."""
+    """Simulate one curve of each of `LAWS`; the result does not depend on the number of curves."""
     rng = np.random.default_rng([seed, number])
     return [_simulate(law, setting, rng) for law in LAWS]
 
 
 def _simulate(law: SyntheticLaw, setting: Simulation, rng: np.random.Generator) -> list[float]:
-    """Whether the band holds the law at `BEYOND` and at `FAR`; NaN for a curve without a band."""
+    """Check whether the band contains the law at `BEYOND` and at `FAR`; NaN without a band."""
     x = np.geomspace(1.0, SPAN, law.points or setting.points)[:, None]
     truth = draw_curve(law, rng)
     y = np.exp(truth(x) + draw_noise(law, len(x), rng))
@@ -265,11 +266,11 @@ def _simulate(law: SyntheticLaw, setting: Simulation, rng: np.random.Generator) 
     if not len(curve.replicates):
         return [np.nan] * 2
     ends = (np.array([[times * SPAN]]) for times in (BEYOND, FAR))
-    return [_held(curve, end, np.exp(truth(end))) for end in ends]
+    return [_covered_share(curve, end, np.exp(truth(end))) for end in ends]
 
 
 def draw_curve(law: SyntheticLaw, rng: np.random.Generator) -> Callable[[np.ndarray], np.ndarray]:
-    """The log of a random law as a function of x [N, 1], with its kink or wiggle."""
+    """Draw the log of a law as a function of x [N, 1], with its kink or wiggle."""
     form, theta = forms.find(law.form), draw_law(law.form, rng)
     place, change = SPAN ** rng.uniform(0.3, 0.7), law.kink * rng.uniform(-1.0, 1.0)
     period, phase = rng.uniform(1.0, 3.0), rng.uniform(0.0, 2 * np.pi)
@@ -283,7 +284,7 @@ def draw_curve(law: SyntheticLaw, rng: np.random.Generator) -> Callable[[np.ndar
 
 
 def draw_law(form: str, rng: np.random.Generator) -> forms.Theta:
-    """Parameters of a random law with typical exponents, for x from 1 to `SPAN`."""
+    """Draw the parameters of a law with typical exponents, for x from 1 to `SPAN`."""
     b = rng.uniform(0.2, 0.8)
     if form == 'm4':
         c, alpha = rng.uniform(0.1, 0.4), rng.uniform(0.3, 1.5)
@@ -295,7 +296,7 @@ def draw_law(form: str, rng: np.random.Generator) -> forms.Theta:
 
 
 def draw_noise(law: SyntheticLaw, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Errors [N] of log y, correlated between neighbors, growing around the law's noise."""
+    """Draw errors [N] of log y, correlated between neighbors, that grow with x."""
     errors = rng.standard_normal(count)
     for i in range(1, count):
         fresh = np.sqrt(1 - law.correlation**2) * errors[i]
@@ -304,70 +305,71 @@ def draw_noise(law: SyntheticLaw, count: int, rng: np.random.Generator) -> np.nd
 
 
 def holds_last(curve: Curve) -> bool | None:
-    """Whether the band of the fit without the points held out holds the last of these.
+    """Whether the band of the fit without held-out points contains the last of these points.
 
-    That is their mean from 80 % of the largest x on, each moved along the fit to the largest x;
-    None without a band.
+    The mean of the points from 80 % of the largest x on counts, each moved along the fit to the
+    largest x. None without a band.
     """
     if curve.tested is None or curve.tested.points is None or curve.x.shape[1] > 1:
         return None
-    held = ~curve.kept & (curve.x[:, 0] >= LAST * curve.x.max())
-    end = np.array([curve.x.max()])
-    band = curve.tested.predict_band(end) if held.any() else None
+    last = ~curve.fit_mask & (curve.x[:, 0] >= LAST * curve.x.max())
+    largest = np.array([curve.x.max()])
+    band = curve.tested.predict_band(largest) if last.any() else None
     if band is None:
         return None
-    errors = np.log(curve.y[held] / curve.tested.predict(curve.x[held]))
-    value = float(curve.tested.predict(end)[0] * np.exp(errors.mean()))
+    errors = np.log(curve.y[last] / curve.tested.predict(curve.x[last]))
+    value = float(curve.tested.predict(largest)[0] * np.exp(errors.mean()))
     return bool(band[0][0] <= value <= band[1][0])
 
 
-def _held(curve: curve_fit.Fit, x: np.ndarray, truth: np.ndarray) -> float:
-    """The share of x [N] at which the truth [N] lies in the band."""
+def _covered_share(curve: curve_fit.Fit, x: np.ndarray, truth: np.ndarray) -> float:
+    """Compute the share of x [N] at which the truth [N] lies in the band."""
     band = curve.predict_band(x)
     assert band is not None
     return float(np.mean((band[0] <= truth) & (truth <= band[1])))
 
 
 def designs(flops: Sequence[float], seeds: int, target: float) -> list[Design]:
-    """The planned runs, and alternatives.
+    """Compare the planned runs with alternatives.
 
     Choshen et al. 2024 (arXiv:2410.11840) find that seeds vary so much that several small models
     can predict better than one large model.
 
     Args:
-      flops: of each planned run.
-      seeds: number of seeds of repeated runs.
-      target: FLOPs at which the law predicts.
+      flops: FLOPs of each planned run.
+      seeds: Number of seeds of repeated runs.
+      target: FLOPs of the prediction.
 
     Returns:
       The runs as planned; with more seeds of each; with more seeds of the smaller half; and
-      without the largest, with as many seeds of the others as cost no more. [] for too few sizes.
+      without the largest, with as many more seeds of the others as fit its cost. [] for too few
+      sizes.
     """
     x, counts = np.unique(np.asarray(flops, float), return_counts=True)
     if len(x) < MIN_SIZES:
         return []
     small = np.arange(len(x)) < len(x) // 2
-    found = [('as planned', counts)]
+    plans = [('as planned', counts)]
     if seeds > 1:
-        found += [
+        plans += [
             (f'{seeds} seeds of each', seeds * counts),
             (f'{seeds} seeds of the smaller half', np.where(small, seeds * counts, counts)),
         ]
     spare = counts[-1] * x[-1]
-    rest = np.append(counts[:-1], 0)
-    times = 1 + int(spare // (rest @ x))
+    smaller = np.append(counts[:-1], 0)
+    times = 1 + int(spare // (smaller @ x))
     if len(x) > MIN_SIZES and times > 1:
-        found.append((f'without the largest, {times} seeds of the others', times * rest))
-    return [_design(name, x, number, target) for name, number in found]
+        plans.append((f'without the largest, {times} seeds of the others', times * smaller))
+    return [_design(name, x, seed_counts, target) for name, seed_counts in plans]
 
 
 def _design(name: str, x: np.ndarray, counts: np.ndarray, target: float) -> Design:
     used = counts > 0
-    expected = {
+    errors = {
         law: prediction_error(law, x[used], counts[used], target, float(x[-1]))
         for law in DESIGN_LAWS
     }
-    return Design(name, x[used], counts[used], float(counts @ x), expected)
+    return Design(name, x[used], counts[used], float(counts @ x), errors)
 
 
 def prediction_error(
@@ -376,11 +378,11 @@ def prediction_error(
     """Standard deviation of the log of the prediction at a target, by linearization.
 
     Args:
-      law: one of `LAWS`.
-      x: [N], of the points.
-      counts: [N], number of runs at each.
+      law: A key of `DESIGN_LAWS`.
+      x: x [N] of the points.
+      counts: Number [N] of runs at each point.
       target: x of the prediction.
-      largest: the x at which the law is 1.
+      largest: x at which the law is 1.
     """
     form, theta, used = DESIGN_LAWS[law]
     slopes = [

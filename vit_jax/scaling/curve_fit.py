@@ -13,25 +13,25 @@ from scipy import optimize, stats
 from vit_jax.errors import UserError
 from vit_jax.scaling import profile_likelihood
 from vit_jax.scaling.forms import Bounds, Form, Theta
-from vit_jax.scaling.noise import Noise, Seeds, draws, one_run_each, pooled, wild_draws
+from vit_jax.scaling.noise import Noise, Seeds, make_draws, make_wild_draws, pool_noise, single_runs
 
 BAND = (0.05, 0.95)
-WIDEN = 1.2  # of the bootstrap's bands, tuned on four laws of `coverage.LAWS`
+WIDEN = 1.2  # factor of the bootstrap's bands, tuned on four laws of `coverage.LAWS`
 DELTA = 1e-3  # Hoffmann et al. 2022, section 3.3
-FARTHEST = 1000.0  # times the largest fitted x; beyond it, predictions have no band
+FARTHEST = 1000.0  # x over the largest fitted x, above which a prediction has no band
 _SETTLE = 5  # repeated descents from the best minimum until the search has converged
-_WIDEST = 30  # orders of magnitude; so that powers of scaled values are finite
-_EDGE = 1e-9  # distance to a limit of the search that counts as at it
+_WIDEST = 30  # orders of magnitude of x and y for which powers of scaled values are finite
+_EDGE = 1e-9  # distance within which theta counts as at a limit of the search
 _WIDE = 0.5  # a parameter with a relative 90 % half-interval above this is not identified
 
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """The loss that a fit minimizes: the sum of Huber losses of errors, quadratic up to `delta`.
+    """Loss that a fit minimizes: the sum of Huber losses of errors, quadratic up to `delta`.
 
     Attributes:
-      delta: in units of the errors; inf for least squares.
-      log: whether errors are of log y, or of y over its geometric mean.
+      delta: Limit of the quadratic part, in units of the errors; inf for least squares.
+      log: Whether errors are errors of log y; otherwise of y over its geometric mean.
     """
 
     delta: float = DELTA
@@ -46,16 +46,16 @@ class Fit:
     """A fitted curve.
 
     Attributes:
-      form: of the curve.
-      theta: [P], in scaled units.
-      scales: of x [K], and of y.
-      n_points: number of fitted points.
-      rmse: root mean square of log(fitted) - log(y) on those.
-      replicates: [R, P], theta of each bootstrap sample; R may be 0.
-      warnings: a line for each problem, such as a parameter that is not identified.
-      unidentified: names of the parameters that the points do not determine.
-      noise: of log y of a point, from errors of the fit and from seeds.
-      points: the fitted points, for a profile-likelihood band; None for a bootstrap band.
+      form: Form of the curve.
+      theta: Parameters [P] in scaled units.
+      scales: Units of x [K] and of y.
+      n_points: Number of fitted points.
+      rmse: Root mean square of log(fitted) - log(y) on the fitted points.
+      replicates: Theta [R, P] of each bootstrap sample; R may be 0.
+      warnings: A line for each problem, such as a parameter that is not identified.
+      unidentified: Names of the parameters that the points do not determine.
+      noise: Noise of log y of a point, from errors of the fit and from seeds.
+      points: Fitted points, for a profile-likelihood band; None for a bootstrap band.
     """
 
     form: Form
@@ -71,50 +71,53 @@ class Fit:
 
     @property
     def params(self) -> dict[str, float]:
-        """The parameters in the units of the table."""
+        """Parameters in the units of the table."""
         return self.form.params(self.theta, *self.scales)
 
     @property
-    def known(self) -> dict[str, float | None]:
-        """The parameters, None for those that the points do not determine."""
+    def identified_params(self) -> dict[str, float | None]:
+        """Parameters; None for each one that the points do not determine."""
         params = self.params.items()
         return {name: None if name in self.unidentified else value for name, value in params}
 
     @property
     def bands(self) -> dict[str, list[float]]:
-        """The 90 % band of each parameter, from the bootstrap; {} without one."""
+        """90 % band of each parameter, from the bootstrap; {} without a bootstrap."""
         if not len(self.replicates):
             return {}
-        found = [self.form.params(theta, *self.scales) for theta in self.replicates]
-        samples = {name: np.array([params[name] for params in found]) for name in self.form.names}
+        replicates = [self.form.params(theta, *self.scales) for theta in self.replicates]
+        samples = {
+            name: np.array([params[name] for params in replicates]) for name in self.form.names
+        }
         params = self.params
-        return {name: widened(params[name], samples[name], self.dof) for name in samples}
+        return {name: widen_band(params[name], samples[name], self.dof) for name in samples}
 
     @property
     def dof(self) -> float:
-        """Degrees of freedom, at least 2: points less parameters, and those of seeds."""
+        """Degrees of freedom, at least 2: points minus parameters, plus the seeds' degrees."""
         return max(self.n_points - len(self.form.names) + self.noise.dof, 2)
 
     @property
     def floor(self) -> float:
-        """The irreducible error, which the curve approaches; 0 if there is none."""
+        """Irreducible error, which the curve approaches; 0 if there is none."""
         return self.params.get('c', 0.0)
 
     def predict(self, x: np.ndarray) -> np.ndarray:
-        """The curve [N] at x, [N] or [N, K], in the units of the table."""
+        """Evaluate the curve [N] at x, [N] or [N, K], in the units of the table."""
         return self._at(self.theta, x)
 
     def predict_band(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-        """The 90 % band of the curve at x; None without a bootstrap."""
+        """Compute the 90 % band of the curve at x; None without a bootstrap."""
         if not len(self.replicates):
             return None
         center, (down, up) = np.log(self.predict(x)), self.band_offsets(x)
         return np.exp(center - down), np.exp(center + up)
 
     def band_offsets(self, x: np.ndarray) -> np.ndarray:
-        """Distances [2, N] from the log of the curve down and up to the ends of its band at x.
+        """Compute how far [2, N] the log of the curve is from the lower and upper end of its band.
 
-        From the profile likelihood, or from the bootstrap if the form has its own estimator.
+        They come from the profile likelihood, or from the bootstrap if the form has its own
+        estimator.
         """
         if self.points is None:
             samples = np.log([self._at(theta, x) for theta in self.replicates])
@@ -135,12 +138,12 @@ class Fit:
 
 
 def half_width(spread: np.ndarray, dof: float) -> np.ndarray:
-    """Half of a 90 % band: Student's quantile times the bootstrap's standard deviation, widened."""
+    """Compute half of a 90 % band: Student's quantile times the standard deviation, widened."""
     return WIDEN * stats.t.ppf(BAND[1], dof) * spread
 
 
-def widened(value: float, samples: np.ndarray, dof: float) -> list[float]:
-    """The 90 % band [low, high] of a positive value from bootstrap samples of it.
+def widen_band(value: float, samples: np.ndarray, dof: float) -> list[float]:
+    """Compute the 90 % band [low, high] of a positive value from its bootstrap samples.
 
     The distances from the value to the 5th and 95th percentile are widened as in `half_width`.
     """
@@ -164,25 +167,25 @@ def fit(
     """Fit a form to points.
 
     Args:
-      form: of the curve.
-      x: [N] or [N, K], positive.
-      y: [N], positive: an error or a loss, lower is better.
-      bootstrap: number of replicates for the bands.
-      seed: of the bootstrap.
-      objective: to minimize, unless the form has its own estimator.
-      starts: number of starting points, the first ones; 0 for all.
-      seeds: of the runs of each point, if points are means. Their numbers weight the errors, unless
-        the form has its own estimator, and with the residuals they determine the noise.
+      form: Form of the curve.
+      x: Positive values, [N] or [N, K].
+      y: Positive errors or losses [N], lower is better.
+      bootstrap: Number of replicates for the bands.
+      seed: Seed of the bootstrap.
+      objective: Loss to minimize, unless the form has its own estimator.
+      starts: Number of starting points, the first ones; 0 for all.
+      seeds: Seeds of the runs of each point, if points are means. Their numbers weight the errors,
+        unless the form has its own estimator, and with the residuals they determine the noise.
 
     Raises:
-      UserError: for fewer points than parameters, a single value of x, values that are not
-        positive, or a search that does not converge.
+      UserError: There are fewer points than parameters, x has a single value, a value is not
+        positive, or the search does not converge.
     """
     x, y = _columns(np.asarray(x, float)), np.asarray(y, float)
     _check(form, x, y)
     order = np.lexsort((y, *x.T[::-1]))
     x, y = x[order], y[order]
-    seeds = one_run_each(len(y)) if seeds is None else seeds.take(order)
+    seeds = single_runs(len(y)) if seeds is None else seeds.take(order)
     weights = seeds.weights
     scales = form.scales(x, y)
     x, y = x / scales[0], y / scales[1]
@@ -194,12 +197,12 @@ def fit(
         theta = search(form, x, y, begins, bounds, objective, weights=weights)
     fitted, jacobian = form.log_value(theta, x)
     residuals = np.log(y) - fitted
-    noise = pooled(weights * residuals, len(y) - len(form.names), seeds)
+    noise = pool_noise(weights * residuals, len(y) - len(form.names), seeds)
     rng = np.random.default_rng(seed)
     if form.columns > 1 and not noise.measured:
-        draw = wild_draws(weights * residuals, weights[:, None] * jacobian, rng)
+        draw = make_wild_draws(weights * residuals, weights[:, None] * jacobian, rng)
     else:
-        draw = draws(weights * residuals, len(form.names), noise, rng)
+        draw = make_draws(weights * residuals, len(form.names), noise, rng)
     replicates = _bootstrap(form, x, fitted, draw, theta, bootstrap, weights)
     errors = _half_intervals(
         theta, bounds, weights * residuals, weights[:, None] * jacobian, replicates
@@ -225,27 +228,31 @@ def _check(form: Form, x: np.ndarray, y: np.ndarray) -> None:
     if len(y) < len(form.names):
         raise UserError(
             f'{len(y)} points cannot determine the {len(form.names)} parameters of the form '
-            f'{form.name!r}; give more, or a simpler form'
+            f'{form.name!r}; give more points or a simpler form'
         )
     if x.shape[1] != form.columns:
-        raise UserError(f'the form {form.name!r} takes {form.columns} columns as x')
+        raise UserError(
+            f'the form {form.name!r} takes {form.columns} columns of x, not {x.shape[1]}'
+        )
     if not (np.isfinite(x).all() and np.isfinite(y).all() and x.min() > 0 and y.min() > 0):
-        raise UserError('x and y must be finite and positive, as their logarithms are fitted')
+        raise UserError('x and y must be finite and positive: their logarithms are fitted')
     if max(np.ptp(np.log10(x), axis=0).max(), np.ptp(np.log10(y))) > _WIDEST:
-        raise UserError(f'x or y spans more than {_WIDEST} orders of magnitude')
+        raise UserError(
+            f'x or y spans more than {_WIDEST} orders of magnitude; rescale it or leave rows out'
+        )
     if (x.min(axis=0) == x.max(axis=0)).any():
-        raise UserError('all points have the same x')
+        raise UserError('all points have the same x; a fit needs several')
 
 
 def require_more(form: Form, points: int, seeds: Seeds | None) -> None:
-    """Raise UserError unless there are more points than parameters, or seeds that tell the noise.
+    """Raise UserError unless there are more points than parameters, or seeds that show the noise.
 
-    Otherwise the curve goes through any points.
+    Otherwise a curve goes through any points.
     """
     if points <= len(form.names) and not (seeds and seeds.several and points == len(form.names)):
         raise UserError(
             f'{points} points cannot determine the {len(form.names)} parameters of the form '
-            f'{form.name!r}; give more, or a simpler form'
+            f'{form.name!r}; give more points or a simpler form'
         )
 
 
@@ -263,10 +270,10 @@ def search(
     settle: bool = True,
     weights: np.ndarray | float = 1.0,
 ) -> Theta:
-    """The best local minimum from all starts.
+    """Find the best local minimum from all starts.
 
     Raises:
-      UserError: if it does not converge, unless `settle` is off.
+      UserError: The search does not converge; never if `settle` is off.
     """
     low, high = np.array(bounds).T
     descend = functools.partial(
@@ -278,9 +285,9 @@ def search(
         bounds=bounds,
         options={'maxiter': 500},
     )
-    found = [descend(np.clip(start, low, high)) for start in starts]
-    best = min(found, key=lambda result: result.fun)
-    return _converged(descend, best) if settle else best.x
+    minima = [descend(np.clip(start, low, high)) for start in starts]
+    best = min(minima, key=lambda result: result.fun)
+    return _settle_search(descend, best) if settle else best.x
 
 
 def _loss(
@@ -291,7 +298,7 @@ def _loss(
     objective: Objective,
     weights: np.ndarray | float = 1.0,
 ) -> tuple[float, np.ndarray]:
-    """The objective over its delta, if that is finite, and its gradient; weights [N] of errors."""
+    """Compute the objective over its delta, if finite, and its gradient; weights [N] of errors."""
     fitted, jacobian = form.log_value(theta, x)
     errors = fitted - log_y
     if not objective.log:
@@ -305,8 +312,8 @@ def _loss(
     return float(np.sum(clipped * (errors - clipped / 2))), clipped @ jacobian / objective.delta
 
 
-def _converged(descend: Callable[[Theta], Any], best: Any) -> Theta:
-    """The minimum from which another descent finds nothing lower."""
+def _settle_search(descend: Callable[[Theta], Any], best: Any) -> Theta:
+    """Descend again until another descent finds nothing lower."""
     for _ in range(_SETTLE):
         again = descend(best.x)
         if not np.isfinite(again.fun):
@@ -314,7 +321,7 @@ def _converged(descend: Callable[[Theta], Any], best: Any) -> Theta:
         if again.fun >= best.fun * (1 - 1e-6) - 1e-9:
             return best.x
         best = again
-    raise UserError('the fit did not converge; give more points, or a simpler form')
+    raise UserError('the fit did not converge; give more points or a simpler form')
 
 
 def _bootstrap(
@@ -329,17 +336,17 @@ def _bootstrap(
     """Refit the curve with redrawn errors.
 
     Returns:
-      [count, P]: theta of each replicate; searches start from the fit.
+      Theta of each replicate, [count, P]; searches start from the fit.
     """
-    found = np.empty((count, len(theta)))
+    replicates = np.empty((count, len(theta)))
     for i in range(count):
         y = np.exp(fitted + draw() / weights)
         if form.solve:
-            found[i] = form.solve(x, y)
+            replicates[i] = form.solve(x, y)
         else:
             bounds = form.bounds(x, y)
-            found[i] = search(form, x, y, [theta], bounds, settle=False, weights=weights)
-    return found
+            replicates[i] = search(form, x, y, [theta], bounds, settle=False, weights=weights)
+    return replicates
 
 
 def diagnostics(
@@ -350,12 +357,12 @@ def diagnostics(
     points: int,
     scales: tuple[np.ndarray, float],
 ) -> tuple[tuple[str, ...], frozenset[str]]:
-    """Problems of the fit.
+    """List the problems of a fit.
 
     Args:
-      form, theta, bounds, scales: of the fit.
-      errors: [P], half the 90 % interval of each parameter; inf at the upper limit of the search.
-      points: number of fitted points.
+      form, theta, bounds, scales: Form, parameters and units of the fit.
+      errors: Half the 90 % interval [P] of each parameter; inf at the upper limit of the search.
+      points: Number of fitted points.
 
     Returns:
       A line each, and the names of the parameters that the points do not determine.
@@ -370,23 +377,23 @@ def diagnostics(
     for name, i in {**form.interpreted, **form.uninterpreted}.items():
         line = ''
         if bounds[i][0] < bounds[i][1] and theta[i] <= bounds[i][0] + _EDGE:
-            line = _at_zero(name, values[name])
+            line = _explain_zero(name, values[name])
         elif errors[i] > _WIDE * abs(theta[i]):
             unknown.add(name)
-            line = f'{name} is not identified: {_allowed(theta[i], errors[i], values[name])}'
+            line = f'{name} is not identified: {_allowed_range(theta[i], errors[i], values[name])}'
         if line and name in form.interpreted:
             warnings.append(line)
     unknown |= {scale for scale, exponent in form.scale_of.items() if exponent in unknown}
     return tuple(warnings), frozenset(unknown & set(form.names))
 
 
-def _at_zero(name: str, value: float) -> str:
+def _explain_zero(name: str, value: float) -> str:
     if name in ('c', 'E'):
         return f'no bend: {name} = 0, the points show no irreducible error'
     return f'{name} = {value:.3g}: y does not fall as x grows, so there is no law to fit'
 
 
-def _allowed(theta: float, error: float, value: float) -> str:
+def _allowed_range(theta: float, error: float, value: float) -> str:
     if np.isinf(error):
         return 'the search ended at its limit'
     low, high = (max(theta + move, 0.0) * value / theta for move in (-error, error))
@@ -400,9 +407,10 @@ def _half_intervals(
     jacobian: np.ndarray,
     replicates: np.ndarray,
 ) -> np.ndarray:
-    """Half of the 90 % interval of each parameter [P]: the wider of linearization and bootstrap.
+    """Compute half the 90 % interval of each parameter [P], by linearization or bootstrap.
 
-    Infinite at the upper limit of the search, zero for parameters that are not fitted.
+    The wider of the two counts. Infinite at the upper limit of the search, zero for parameters
+    that are not fitted.
     """
     low, high = np.array(bounds).T
     inside = (low < high) & (theta > low + _EDGE) & (theta < high - _EDGE)
@@ -417,7 +425,7 @@ def _half_intervals(
 
 
 def distance_note(what: str, ratio: float, measured: float) -> str:
-    """A line on a prediction at `ratio` times the largest fitted x; '' up to `measured`."""
+    """Comment on a prediction at `ratio` times the largest fitted x; '' up to `measured`."""
     if ratio <= measured:
         return ''
     far = f'{what} is {ratio:.3g} times the largest one fitted'
@@ -427,20 +435,20 @@ def distance_note(what: str, ratio: float, measured: float) -> str:
 
 
 def rmse(curve: Fit, x: np.ndarray, y: np.ndarray) -> float:
-    """Root mean square of log(predicted) - log(y); on held-out points, the extrapolation error."""
+    """Compute the root mean square of log(predicted) - log(y) (extrapolation error if held out)."""
     return rms(np.log(curve.predict(np.asarray(x, float))) - np.log(np.asarray(y, float)))
 
 
 def rms(values: np.ndarray) -> float:
-    """Root mean square."""
+    """Compute the root mean square."""
     return float(np.sqrt(np.mean(values**2)))
 
 
-def summary(curve: Fit) -> dict[str, Any]:
-    """The fit as JSON values."""
+def summarize(curve: Fit) -> dict[str, Any]:
+    """Convert a fit to JSON values."""
     return {
         'form': curve.form.name,
-        'params': curve.known,
+        'params': curve.identified_params,
         'bands': curve.bands,
         'n_fit': curve.n_points,
         'fit_rmse': curve.rmse,

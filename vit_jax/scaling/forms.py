@@ -1,7 +1,7 @@
 """Forms of scaling laws: values, gradients, starting points and bounds.
 
-A form is fitted in scaled units (x and y over their geometric means), so that all parameters are
-of order one; `Form.params` converts them to the units of the table.
+Forms are fitted in scaled units (x and y over their geometric means) to make all parameters of
+order one; `Form.params` converts them to the units of the table.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Bounds = list[tuple[float, float]]
 EXPONENTS = np.geomspace(0.03, 3.0, 12)  # grid from which the search for a joint law starts
 MIN_TERM = 1e-12
 MAX_EXPONENT = 5.0
-MAX_SHIFT = 100.0  # times the largest x
+MAX_SHIFT = 100.0  # d over the largest x
 MIN_ALPHA = 1e-2
-MAX_DECAY = 1e3  # constant of repeats, which are as good as new ones up to about it
+MAX_DECAY = 1e3  # repeats with this constant are as good as new data up to about 1000 epochs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,23 +30,23 @@ class Form:
     """A parametric curve.
 
     Attributes:
-      name: for `--form`.
-      formula: in terms of `names`.
-      names: of the parameters in the units of the table.
-      source: the paper, its section or equation.
+      name: Value of `--form`.
+      formula: Formula in terms of `names`.
+      names: Names of the parameters in the units of the table.
+      source: Paper, with section or equation.
       log_value: (theta [P], x [N, K]) -> log y [N] and its gradient [N, P].
-      starts: (x, y) -> points from which to search.
+      starts: (x, y) -> starting points of the search.
       bounds: (x, y) -> a closed interval for each element of theta.
       params: (theta, scales of x [K], scale of y) -> {name: value}.
-      interpreted: limits and exponents, {name: index in theta}; a fit warns if the points do not
+      interpreted: Limits and exponents, {name: index in theta}; a fit warns if the points do not
         determine them.
-      uninterpreted: the other parameters but scales, likewise.
-      scale_of: {scale: its exponent}; a scale is as well determined as the exponent.
-      columns: K, the number of columns of x.
+      uninterpreted: Other parameters except scales, {name: index in theta}.
+      scale_of: {scale: its exponent}; a scale is as well determined as its exponent.
+      columns: Number K of columns of x.
       solve: (x, y) -> theta, if the paper has its own estimator; None to minimize the log-Huber
         loss.
-      scaled_by: [K], for each column of x the one whose mean scales it, where columns share a
-        unit; None for its own.
+      scaled_by: Column [K] whose mean scales each column of x, where columns share a unit; None
+        if each column has its own scale.
     """
 
     name: str
@@ -65,11 +65,11 @@ class Form:
     scaled_by: tuple[int, ...] | None = None
 
     def __reduce__(self) -> tuple[Callable[[str], Form], tuple[str]]:
-        """Pickle a form as its name, as its functions cannot be."""
+        """Pickle a form by its name: its functions cannot be pickled."""
         return find, (self.name,)
 
     def scales(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, float]:
-        """The units of a fit: geometric means of x [K] and of y."""
+        """Compute the units of a fit: geometric means of x [K] and of y."""
         means = np.exp(np.log(x).mean(axis=0))
         if self.scaled_by is not None:
             means = means[list(self.scaled_by)]
@@ -77,18 +77,18 @@ class Form:
 
 
 def find(name: str) -> Form:
-    """The form of a name.
+    """Look up a form by name.
 
     Raises:
-      UserError: for an unknown name; suggests the nearest.
+      UserError: The name is unknown; suggests the nearest.
     """
     if name not in FORMS:
         raise UserError(nearest('form', name, FORMS))
     return FORMS[name]
 
 
-def with_fewer(form: Form, points: int) -> Form:
-    """The form, or a simpler one that has fewer parameters than there are points."""
+def simplify(form: Form, points: int) -> Form:
+    """Replace a form by a simpler one until it has fewer parameters than there are points."""
     while points <= len(form.names) and form.name in _SIMPLER:
         form = FORMS[_SIMPLER[form.name]]
     return form
@@ -112,7 +112,7 @@ def _shifted_starts(x: np.ndarray, y: np.ndarray, has_c: bool, has_d: bool) -> l
 
 
 def _regress(x: np.ndarray, y: np.ndarray, c: float, d: float) -> Theta:
-    """The least-squares line of log(y - c) over log(x + d)."""
+    """Fit the least-squares line of log(y - c) over log(x + d)."""
     slope, log_a = np.polyfit(np.log(x + d), np.log(y - c), 1)
     return np.array([log_a, -slope, c, d])
 
@@ -142,8 +142,8 @@ def _shifted_form(
     has_c, has_d = 'c' in names, 'd' in names
 
     def params(theta: Theta, x_scale: np.ndarray, y_scale: float) -> dict[str, float]:
-        every = _shifted_params(theta, x_scale, y_scale)
-        return {n: every[n] for n in names}
+        values = _shifted_params(theta, x_scale, y_scale)
+        return {n: values[n] for n in names}
 
     return Form(
         name=name,
@@ -161,7 +161,7 @@ def _shifted_form(
 
 
 def _solve_m2(x: np.ndarray, y: np.ndarray) -> Theta:
-    """Exact least squares of log(y - c) - log a + b log x: a linear fit for each c, best c."""
+    """Solve least squares of log(y - c) - log a + b log x exactly: a linear fit for each c."""
 
     def cost(log_gap: float) -> float:
         log_a, b, c, _ = _regress(x[:, 0], y, y.min() - np.exp(log_gap), 0.0)
@@ -169,8 +169,8 @@ def _solve_m2(x: np.ndarray, y: np.ndarray) -> Theta:
 
     gaps = np.linspace(np.log(1e-3 * y.min()), np.log(y.min()), 60)
     best = int(np.argmin([cost(gap) for gap in gaps]))
-    around = gaps[max(best - 1, 0)], gaps[min(best + 1, len(gaps) - 1)]
-    log_gap = optimize.minimize_scalar(cost, bounds=around, method='bounded').x
+    bounds = gaps[max(best - 1, 0)], gaps[min(best + 1, len(gaps) - 1)]
+    log_gap = optimize.minimize_scalar(cost, bounds=bounds, method='bounded').x
     return _regress(x[:, 0], y, max(y.min() - np.exp(log_gap), 0.0), 0.0)
 
 
@@ -187,7 +187,7 @@ def _m4_value(theta: Theta, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _inverse_log_odds(target: np.ndarray, alpha: float) -> np.ndarray:
-    """z with log sigmoid(z) - alpha log sigmoid(-z) = target, by Newton's method.
+    """Find z with log sigmoid(z) - alpha log sigmoid(-z) = target, by Newton's method.
 
     The left side is monotone and either convex or concave, so every start converges.
     """
@@ -230,7 +230,7 @@ def _m4_params(theta: Theta, x_scale: np.ndarray, y_scale: float) -> dict[str, f
 
 
 def _joint_value(theta: Theta, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Log of E + A N^-alpha + B D^-beta [M] at x [M, 2], and its gradient [M, 5]."""
+    """Compute the log of E + A N^-alpha + B D^-beta [M] at x [M, 2], and its gradient [M, 5]."""
     log_a, alpha, log_b, beta, e = theta
     log_n, log_d = np.log(x).T
     model, data = np.exp(log_a - alpha * log_n), np.exp(log_b - beta * log_d)
@@ -240,18 +240,18 @@ def _joint_value(theta: Theta, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _joint_starts(x: np.ndarray, y: np.ndarray, count: int = 4) -> list[Theta]:
-    """Minima of the relative squared error by variable projection (Golub and Pereyra 1973).
+    """Minimize the relative squared error by variable projection (Golub and Pereyra 1973).
 
-    For given exponents, E, A and B follow from non-negative least squares, so that only alpha and
-    beta are searched: two variables instead of five, and well conditioned. The refined minima come
+    For fixed exponents, E, A and B follow from non-negative least squares, so only alpha and beta
+    are searched: two variables instead of five, and well conditioned. The refined minima come
     first, by their error, then the grid points at which they started.
     """
     grid = sorted(itertools.product(EXPONENTS, EXPONENTS), key=lambda at: _joint_error(at, x, y))
-    apart: list[tuple[float, float]] = []
+    distant: list[tuple[float, float]] = []
     for point in grid:
-        if all(np.abs(np.log(np.divide(point, other))).max() > 1 for other in apart):
-            apart.append(point)
-    begins = [np.array(point) for point in apart[:count]]
+        if all(np.abs(np.log(np.divide(point, other))).max() > 1 for other in distant):
+            distant.append(point)
+    begins = [np.array(point) for point in distant[:count]]
     refined = sorted(
         (_refine_joint(at, x, y) for at in begins), key=lambda at: _joint_error(at, x, y)
     )
@@ -284,20 +284,20 @@ def _joint_theta(at: np.ndarray, x: np.ndarray, y: np.ndarray) -> Theta:
 
 
 def _project_joint(at: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The best (E, A, B) >= 0 for these exponents, and the relative errors [M]."""
+    """Find the best (E, A, B) >= 0 for these exponents, and the relative errors [M]."""
     terms = np.stack([np.ones_like(y), x[:, 0] ** -at[0], x[:, 1] ** -at[1]], axis=1) / y[:, None]
     linear = optimize.nnls(terms, np.ones_like(y))[0]
     return linear, terms @ linear - 1
 
 
 def _joint_bounds(x: np.ndarray, y: np.ndarray, largest: float) -> list[tuple[float, float]]:
-    """Closed intervals for theta; `largest` bounds the exponents."""
+    """Bound theta by closed intervals; `largest` bounds the exponents."""
     term, exponent = (-50.0, 50.0), (0.0, largest)
     return [term, exponent, term, exponent, (0.0, float(y.max()))]
 
 
 def _joint_params(theta: Theta, x_scale: np.ndarray, y_scale: float) -> dict[str, float]:
-    """The parameters in the units of the table."""
+    """Convert theta to the units of the table."""
     log_a, alpha, log_b, beta, e = theta
     a, b = np.exp([log_a + alpha * np.log(x_scale[0]), log_b + beta * np.log(x_scale[1])]) * y_scale
     named = {'E': e * y_scale, 'A': a, 'alpha': alpha, 'B': b, 'beta': beta}
@@ -305,42 +305,42 @@ def _joint_params(theta: Theta, x_scale: np.ndarray, y_scale: float) -> dict[str
 
 
 def _repeated_value(theta: Theta, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Log of the data-constrained law [M] at x [M, 3], and its gradient [M, 7].
+    """Compute the log of the data-constrained law [M] at x [M, 3], and its gradient [M, 7].
 
-    Muennighoff et al. 2023, equations 5 to 7: repeats of data, and parameters beyond those that the
-    unique data are best for, lose their value exponentially.
+    Muennighoff et al. 2023, equations 5 to 7: the value of repeated data, and of parameters beyond
+    the optimum for the unique data, decays exponentially.
     """
     log_a, alpha, log_b, beta, e, r_data, r_model = theta
     size, data = x[:, 0], x[:, 1]
     unique = np.minimum(x[:, 2], data)
     best = (np.log(alpha) + log_a - np.log(beta) - log_b + beta * np.log(unique)) / alpha
     base = np.minimum(np.exp(np.clip(best, -700, 700)), size)
-    useful_data, _, slope_data = _useful(data, unique, r_data)
-    useful_size, slope_base, slope_model = _useful(size, base, r_model)
-    model = np.exp(log_a - alpha * np.log(useful_size))
-    rest = np.exp(log_b - beta * np.log(useful_data))
-    # How the term of the model moves with log base, which moves with the parameters.
-    moved = np.where(base < size, -alpha * model * slope_base / useful_size, 0.0)
+    useful_data, _, slope_data = _discount_repeats(data, unique, r_data)
+    useful_size, slope_base, slope_model = _discount_repeats(size, base, r_model)
+    model_term = np.exp(log_a - alpha * np.log(useful_size))
+    data_term = np.exp(log_b - beta * np.log(useful_data))
+    # The model's term depends on log base, which depends on the parameters.
+    shift = np.where(base < size, -alpha * model_term * slope_base / useful_size, 0.0)
     gradient = np.stack(
         [
-            model + moved / alpha,
-            -model * np.log(useful_size) + moved * (1 / alpha - best) / alpha,
-            rest - moved / alpha,
-            -rest * np.log(useful_data) + moved * (np.log(unique) - 1 / beta) / alpha,
+            model_term + shift / alpha,
+            -model_term * np.log(useful_size) + shift * (1 / alpha - best) / alpha,
+            data_term - shift / alpha,
+            -data_term * np.log(useful_data) + shift * (np.log(unique) - 1 / beta) / alpha,
             np.ones_like(size),
-            -beta * rest * slope_data / useful_data,
-            -alpha * model * slope_model / useful_size,
+            -beta * data_term * slope_data / useful_data,
+            -alpha * model_term * slope_model / useful_size,
         ],
         axis=1,
     )
-    y = e + model + rest
+    y = e + model_term + data_term
     return np.log(y), gradient / y[:, None]
 
 
-def _useful(
+def _discount_repeats(
     total: np.ndarray, unique: np.ndarray, decay: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What a total with repeats is worth, and its slopes in log unique and in the decay."""
+    """Discount a total with repeats, with its slopes in log unique and in the decay."""
     repeats = total / unique - 1
     left = np.exp(-repeats / decay)
     worth = unique * (1 + decay * (1 - left))
@@ -348,7 +348,7 @@ def _useful(
 
 
 def _repeated_starts(x: np.ndarray, y: np.ndarray) -> list[Theta]:
-    """Joint laws of the runs with few repeats, or of all, with several decay constants."""
+    """Start from joint laws of the runs with few repeats, or of all runs, and several decays."""
     fresh = x[:, 1] <= 2 * x[:, 2]
     if fresh.sum() < 8 or min(len(np.unique(x[fresh, i])) for i in (0, 1)) < 3:
         fresh[:] = True

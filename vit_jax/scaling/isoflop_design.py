@@ -1,6 +1,6 @@
-"""Expected errors of planned isoFLOP studies: of N*, by parabolas and by the joint law.
+"""Expected errors of N* in planned isoFLOP studies, by parabolas and by the joint law.
 
-The plan is linearized around a typical law whose optimum lies at the middle of the planned sizes.
+Plans are linearized around a typical law whose optimum is at the middle of the planned sizes.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from vit_jax.scaling.points import Cost
 
 ALPHA, BETA = 0.34, 0.28  # Hoffmann et al. 2022, approach 3
 IRREDUCIBLE = 0.5  # share of the smallest loss
-SPAN = 4.0  # sizes around each budget's optimum lie within this factor of it
-_STEP = 1e-5  # of log y, in derivatives
+SPAN = 4.0  # largest factor between a planned size and its budget's optimum
+_STEP = 1e-5  # step of log y in derivatives
 COST = Cost()
 
 
@@ -28,9 +28,9 @@ class StudyDesign:
     """Planned runs at equal compute.
 
     Attributes:
-      name: for tables.
-      n, c: [M], sizes and budgets of different runs.
-      counts: [M], number of seeds of each.
+      name: Name in tables.
+      n, c: Sizes and budgets [M] of different runs.
+      counts: Number [M] of seeds of each run.
     """
 
     name: str
@@ -59,8 +59,8 @@ class ExpectedErrors:
     """Expected errors of ln N* at a target; None for a method without a law.
 
     Attributes:
-      isoflop, joint: standard errors by parabolas and by the joint law.
-      bias: of the parabolas, without noise.
+      isoflop, joint: Standard errors by parabolas and by the joint law.
+      bias: Bias of the parabolas without noise.
     """
 
     isoflop: float | None
@@ -69,38 +69,40 @@ class ExpectedErrors:
 
 
 def from_runs(name: str, sizes: Sequence[float], budgets: Sequence[float]) -> StudyDesign:
-    """A design whose runs of equal size and budget are seeds."""
-    both = np.stack([sizes, budgets], axis=1).astype(float)
-    different, counts = np.unique(both, axis=0, return_counts=True)
+    """Make a design in which runs of equal size and budget are seeds."""
+    runs = np.stack([sizes, budgets], axis=1).astype(float)
+    different, counts = np.unique(runs, axis=0, return_counts=True)
     return StudyDesign(name, different[:, 0], different[:, 1], counts.astype(float))
 
 
-def middle(one: StudyDesign) -> tuple[float, float]:
-    """The geometric middle of the sizes at the middle budget, and that budget."""
-    budgets = np.unique(one.c)
+def middle(design: StudyDesign) -> tuple[float, float]:
+    """Find the geometric middle of the sizes at the middle budget, and this budget."""
+    budgets = np.unique(design.c)
     c = float(budgets[len(budgets) // 2])
-    n = np.log(one.n[one.c == c])
+    n = np.log(design.n[design.c == c])
     return float(np.exp((n.min() + n.max()) / 2)), c
 
 
-def alternatives(one: StudyDesign, seeds: int, best: tuple[float, float]) -> list[StudyDesign]:
-    """The design, more seeds of each, and as many sizes around each budget's optimum."""
-    found = [one]
+def alternatives(design: StudyDesign, seeds: int, best: tuple[float, float]) -> list[StudyDesign]:
+    """List the design, one with more seeds, and one with its sizes around each budget's optimum."""
+    designs = [design]
     if seeds > 1:
-        found.append(dataclasses.replace(one, name=f'{seeds} seeds', counts=seeds * one.counts))
-    law, centered = typical_law(one, best), one.n.copy()
-    for c in np.unique(one.c):
-        at = np.flatnonzero(one.c == c)
+        designs.append(
+            dataclasses.replace(design, name=f'{seeds} seeds', counts=seeds * design.counts)
+        )
+    law, centered = typical_law(design, best), design.n.copy()
+    for c in np.unique(design.c):
+        at = np.flatnonzero(design.c == c)
         center = float(optimum(law, COST, np.array([c]))[0][0])
         centered[at] = center * np.geomspace(1 / SPAN, SPAN, len(at))
     name = f'sizes within {SPAN:g}x of each optimum'
-    return [*found, dataclasses.replace(one, name=name, n=centered)]
+    return [*designs, dataclasses.replace(design, name=name, n=centered)]
 
 
-def typical_law(one: StudyDesign, best: tuple[float, float]) -> dict[str, float]:
-    """The joint law with its optimum at `best` (N*, C), and loss 1 at the largest budget."""
+def typical_law(design: StudyDesign, best: tuple[float, float]) -> dict[str, float]:
+    """Make a joint law with its optimum at `best` (N*, C), and loss 1 at the largest budget."""
     n, c = best
-    largest = float(one.c.max())
+    largest = float(design.c.max())
     a = BETA / (ALPHA + BETA)
     size = n * (largest / c) ** a
     data = float(COST.data(np.array([size]), np.array([largest]))[0])
@@ -115,60 +117,62 @@ def typical_law(one: StudyDesign, best: tuple[float, float]) -> dict[str, float]
 
 
 def expected_errors(
-    one: StudyDesign, target: float, noise: float, best: tuple[float, float]
+    design: StudyDesign, target: float, noise: float, best: tuple[float, float]
 ) -> ExpectedErrors:
     """Linearize both methods around the typical law.
 
     Args:
-      one: the planned runs.
+      design: Planned runs.
       target: FLOPs at which N* is predicted.
-      noise: standard deviation of log y between runs.
+      noise: Standard deviation of log y between runs.
       best: N* and its budget.
     """
-    law = typical_law(one, best)
-    y = predict(law, one.x)
+    law = typical_law(design, best)
+    y = predict(law, design.x)
     truth = float(np.log(optimum(law, COST, np.array([target]))[0][0]))
-    clean = _parabola_size(one, target, np.log(y))
+    clean = _parabola_size(design, target, np.log(y))
     if clean is None:
-        return ExpectedErrors(None, _joint_error(one, law, target, noise), None)
-    size = functools.partial(_parabola_size, one, target)
-    slopes = _gradient(size, np.log(y))
-    by_parabolas = None if slopes is None else noise * float(np.sqrt(slopes**2 @ (1 / one.counts)))
-    return ExpectedErrors(by_parabolas, _joint_error(one, law, target, noise), clean - truth)
+        return ExpectedErrors(None, _joint_error(design, law, target, noise), None)
+    log_size = functools.partial(_parabola_size, design, target)
+    slopes = _gradient(log_size, np.log(y))
+    by_parabolas = (
+        None if slopes is None else noise * float(np.sqrt(slopes**2 @ (1 / design.counts)))
+    )
+    return ExpectedErrors(by_parabolas, _joint_error(design, law, target, noise), clean - truth)
 
 
 def predict(law: dict[str, float], x: np.ndarray) -> np.ndarray:
-    """The losses [M] of a joint law at N and D [M, 2]."""
+    """Predict the losses [M] of a joint law at N and D [M, 2]."""
     n, d = x.T
     return law['E'] + law['A'] * n ** -law['alpha'] + law['B'] * d ** -law['beta']
 
 
-def _parabola_size(one: StudyDesign, target: float, log_y: np.ndarray) -> float | None:
-    weights = np.sqrt(one.counts / one.counts.mean())
-    found, _ = isoflop.parabolas(one.n, one.c, np.exp(log_y), weights)
-    return None if found.exponent is None else float(np.log(found.size(target)))
+def _parabola_size(design: StudyDesign, target: float, log_y: np.ndarray) -> float | None:
+    weights = np.sqrt(design.counts / design.counts.mean())
+    optima, _ = isoflop.parabolas(design.n, design.c, np.exp(log_y), weights)
+    return None if optima.exponent is None else float(np.log(optima.size(target)))
 
 
 def _gradient(value: Callable[[np.ndarray], float | None], at: np.ndarray) -> np.ndarray | None:
-    """Central differences [M] of a function of log y; None where it has no value."""
+    """Compute central differences [M] of a function of log y; None where it is not defined."""
     moved = [[value(at + sign * step) for sign in (1, -1)] for step in _STEP * np.eye(len(at))]
-    if any(one is None for pair in moved for one in pair):
+    if any(result is None for pair in moved for result in pair):
         return None
     up, down = np.array(moved, float).T
     return (up - down) / (2 * _STEP)
 
 
 def _joint_error(
-    one: StudyDesign, law: dict[str, float], target: float, noise: float
+    design: StudyDesign, law: dict[str, float], target: float, noise: float
 ) -> float | None:
-    """The standard error of ln N* by the joint law; None if the runs do not determine it."""
+    """Compute the standard error of ln N* by the joint law; None if runs do not determine it."""
     form = forms.find('joint')
     theta = np.array([np.log(law['A']), ALPHA, np.log(law['B']), BETA, law['E']])
-    slopes = form.log_value(theta, one.x)[1]
-    information = slopes.T @ (one.counts[:, None] * slopes)
+    slopes = form.log_value(theta, design.x)[1]
+    information = slopes.T @ (design.counts[:, None] * slopes)
     scale = np.sqrt(np.diag(information))
     scaled = information / np.outer(scale, scale)
-    if len(one.n) < len(theta) + 1 or np.linalg.cond(scaled) > 1e12:
+    if len(design.n) < len(theta) + 1 or np.linalg.cond(scaled) > 1e12:
         return None
 
     def size(values: np.ndarray) -> float:
@@ -184,9 +188,9 @@ def _joint_error(
 
 
 def _huber_variance(noise: float) -> float:
-    """The variance of Huber's estimator for Gaussian noise, relative to least squares.
+    """Compute the variance of Huber's estimator for Gaussian noise, relative to least squares.
 
-    Huber 1964: E[psi^2] / E[psi']^2; pi / 2 where the noise is large against delta.
+    Huber 1964: E[psi^2] / E[psi']^2; pi / 2 where the noise is much larger than delta.
     """
     k = curve_fit.DELTA / noise
     inside = 2 * stats.norm.cdf(k) - 1
@@ -195,5 +199,5 @@ def _huber_variance(noise: float) -> float:
 
 
 def seeds_for(error: float, precision: float) -> int:
-    """The least number of seeds of each run for which a standard error reaches a precision."""
+    """Compute the least number of seeds of each run that brings a standard error to a precision."""
     return max(1, int(np.ceil((error / precision) ** 2)))

@@ -13,7 +13,7 @@ from vit_jax.scaling.rows import short
 from vit_jax.scaling.runs import Cell
 from vit_jax.storage import paths, run_folder
 
-_MANY_EPOCHS = 4  # Muennighoff et al. 2023: up to about 4 epochs, repeated data are as good as new
+_MANY_EPOCHS = 4  # Muennighoff et al. 2023: repeats are about as good as new data up to 4 epochs
 
 _COLUMNS = (
     *('digest', 'parameters', 'steps', 'batch_size', 'epochs', 'optimizer', 'lr'),
@@ -24,12 +24,12 @@ Entry = dict[str, Any]
 
 
 def entries(rows: Sequence[Mapping[str, Cell]]) -> list[Entry]:
-    """The settings of each run, for rows of `runs.collect`.
+    """List the settings of each run, for rows of `runs.collect`.
 
     Returns:
-      For each run: run, digest (the first 12 digits of the config's SHA-256), parameters, steps,
+      For each run: run, digest (first 12 digits of the config's SHA-256), parameters, steps,
       batch_size, epochs, data_size (different examples), optimizer, lr, schedule, warmup, cooldown
-      (its share of the steps), parametrization, seed, setting (digest without the seed) and
+      (share of the steps), parametrization, seed, setting (digest without the seed) and
       hardware; None where unknown.
     """
     return [_entry(row) for row in rows]
@@ -57,81 +57,81 @@ def _entry(row: Mapping[str, Cell]) -> Entry:
 
 
 def _cooldown(schedule: Mapping[str, Any], steps: Cell) -> str | None:
-    """The cooldown as a share of the run's steps, or as it is written; None without one."""
+    """Format the cooldown as a share of the run's steps, or as written; None without a cooldown."""
     text = str(schedule.get('cooldown') or '')
     if not re.search('[1-9]', text):
         return None
-    counted = re.fullmatch(r'(\d+) steps?', text)
-    if counted and isinstance(steps, (int, float)) and steps:
-        return f'{int(counted[1]) / steps:.0%}'
+    steps_match = re.fullmatch(r'(\d+) steps?', text)
+    if steps_match and isinstance(steps, (int, float)) and steps:
+        return f'{int(steps_match[1]) / steps:.0%}'
     return text
 
 
 def _epochs(row: Mapping[str, Cell]) -> float | None:
-    seen, size = row.get('examples_seen'), row.get('data_size')
-    if not isinstance(seen, (int, float)) or not isinstance(size, (int, float)) or not size:
+    examples, size = row.get('examples_seen'), row.get('data_size')
+    if not isinstance(examples, (int, float)) or not isinstance(size, (int, float)) or not size:
         return None
-    return seen / size
+    return examples / size
 
 
-def diagnostics(found: Sequence[Entry]) -> list[str]:
-    """Lines on choices that a reviewer would question."""
+def diagnostics(entries: Sequence[Entry]) -> list[str]:
+    """Comment on choices that a reviewer would question."""
     return [
-        *_copied(found, 'lr', 'learning rate'),
-        *_copied(found, 'warmup', 'warm-up'),
-        *_repeated(found),
-        *_mixed(found),
-        *_seeds(found),
-        *_unknown(found),
+        *_note_copied(entries, 'lr', 'learning rate'),
+        *_note_copied(entries, 'warmup', 'warm-up'),
+        *_note_repeats(entries),
+        *_note_differences(entries),
+        *_note_seeds(entries),
+        *_note_unknown(entries),
     ]
 
 
-def _copied(found: Sequence[Entry], key: str, noun: str) -> list[str]:
-    """Whether one value serves all sizes, or how many were tried at each."""
+def _note_copied(entries: Sequence[Entry], key: str, noun: str) -> list[str]:
+    """Report whether all sizes share one value, or how many were tried at each."""
     sizes: dict[Any, set[str]] = {}
-    for one in found:
-        if one['parameters'] is not None and one[key] is not None:
-            sizes.setdefault(one['parameters'], set()).add(str(one[key]))
+    for entry in entries:
+        if entry['parameters'] is not None and entry[key] is not None:
+            sizes.setdefault(entry['parameters'], set()).add(str(entry[key]))
     if len(sizes) < 2:
         return []
-    every = set.union(*sizes.values())
-    if len(every) == 1:
-        same = f'one {noun}, {every.pop()}, serves all {len(sizes)} sizes: copied, not tuned'
-        return [f'{same} for each of them']
+    values_tried = set.union(*sizes.values())
+    if len(values_tried) == 1:
+        value = values_tried.pop()
+        return [f'all {len(sizes)} sizes share one {noun}, {value}: copied, not tuned for each']
     tried = [len(values) for values in sizes.values()]
     if min(tried) > 1:
         return [f'{noun}: {min(tried)} to {max(tried)} values tried at each of {len(sizes)} sizes']
-    return [f'{noun}: differs between sizes; {tried.count(1)} of {len(sizes)} have one value alone']
+    return [f'{noun}: differs between sizes; {tried.count(1)} of {len(sizes)} have a single value']
 
 
-def _repeated(found: Sequence[Entry]) -> list[str]:
-    known = [one['epochs'] for one in found if one['epochs'] is not None]
-    many = sum(epochs > _MANY_EPOCHS for epochs in known)
-    if not known or max(known) <= 1:
+def _note_repeats(entries: Sequence[Entry]) -> list[str]:
+    all_epochs = [entry['epochs'] for entry in entries if entry['epochs'] is not None]
+    many = sum(epochs > _MANY_EPOCHS for epochs in all_epochs)
+    if not all_epochs or max(all_epochs) <= 1:
         return []
     return [
-        f'data are repeated, up to {max(known):.3g} epochs; {many} of {len(known)} runs see them '
-        f'more than {_MANY_EPOCHS} times'
+        f'data are repeated, up to {max(all_epochs):.3g} epochs; {many} of {len(all_epochs)} runs '
+        f'see them more than {_MANY_EPOCHS} times'
     ]
 
 
-def _mixed(found: Sequence[Entry]) -> list[str]:
+def _note_differences(entries: Sequence[Entry]) -> list[str]:
     lines = []
     for key in ('parametrization', 'optimizer', 'schedule'):
-        values = sorted({str(one[key]) for one in found if one[key] is not None})
+        values = sorted({str(entry[key]) for entry in entries if entry[key] is not None})
         if len(values) > 1:
             lines.append(f'runs differ in {key}: {", ".join(values)}')
-    copies = len(found) - len({one['digest'] for one in found})
+    copies = len(entries) - len({entry['digest'] for entry in entries})
     if copies:
-        lines.append(f'{copies} run(s) have the same config, seed included, as another')
+        lines.append(f'{copies} run(s) repeat the config of another run, seed included')
     return lines
 
 
-def _seeds(found: Sequence[Entry]) -> list[str]:
-    """Whether the noise between seeds was measured."""
+def _note_seeds(entries: Sequence[Entry]) -> list[str]:
+    """Report whether the noise between seeds was measured."""
     seeds: dict[str, set[str]] = {}
-    for one in found:
-        seeds.setdefault(one['setting'], set()).add(str(one['seed']))
+    for entry in entries:
+        seeds.setdefault(entry['setting'], set()).add(str(entry['seed']))
     counts = [len(values) for values in seeds.values()]
     several = [count for count in counts if count > 1]
     if not counts:
@@ -144,18 +144,21 @@ def _seeds(found: Sequence[Entry]) -> list[str]:
     return lines if len(several) < len(counts) else [f'{number} seeds for every setting']
 
 
-def _unknown(found: Sequence[Entry]) -> list[str]:
+def _note_unknown(entries: Sequence[Entry]) -> list[str]:
     lines = []
     for key, noun in (('epochs', 'repetition of data'), ('lr', 'learning rate')):
-        if missing := sum(one[key] is None for one in found):
-            lines.append(f'{noun} is not known of {missing} of {len(found)} runs')
+        if missing := sum(entry[key] is None for entry in entries):
+            lines.append(f'{noun} is unknown for {missing} of {len(entries)} runs')
     return lines
 
 
-def table(found: Sequence[Entry]) -> list[list[str]]:
-    """The entries as rows of text under a header."""
-    kept = [name for name in _COLUMNS if any(one[name] is not None for one in found)]
-    return [['run', *kept], *([one['run'], *(_text(one[k]) for k in kept)] for one in found)]
+def table(entries: Sequence[Entry]) -> list[list[str]]:
+    """Format the entries as rows of text under a header."""
+    columns = [name for name in _COLUMNS if any(entry[name] is not None for entry in entries)]
+    return [
+        ['run', *columns],
+        *([entry['run'], *(_text(entry[k]) for k in columns)] for entry in entries),
+    ]
 
 
 def _text(value: Any) -> str:
@@ -167,5 +170,5 @@ def _text(value: Any) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that fitted the curves."""
+    """Look up the versions of Python and of the packages that fitted the curves."""
     return environment.versions() | {'scipy': importlib.metadata.version('scipy')}

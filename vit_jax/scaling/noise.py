@@ -1,4 +1,4 @@
-"""Noise of the points of a curve, from seeds and from residuals of a fit, and draws of it."""
+"""Noise of the points of a curve, estimated from seeds and residuals, and draws of it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scipy import optimize, special, stats
 from vit_jax.errors import UserError
 from vit_jax.scaling.rows import Numbered, cell
 
-SETTING = 'setting'  # column of `collect`: runs of one value differ in the seed alone
+SETTING = 'setting'  # column of `collect`: runs with the same value differ only in the seed
 _CHANCE = 0.95  # quantile of the F distribution above which a form does not fit
 
 
@@ -20,8 +20,8 @@ class Seeds:
     """Repeated runs of the points of a curve.
 
     Attributes:
-      counts: [N], the number of runs of each point.
-      squares: [N], the sum of squared deviations of log y from its mean over these runs.
+      counts: Number [N] of runs of each point.
+      squares: Sum [N] of squared deviations of log y from its mean over these runs.
     """
 
     counts: np.ndarray
@@ -39,7 +39,7 @@ class Seeds:
 
     @property
     def noise(self) -> float:
-        """Standard deviation of log y between seeds, pooled over all points; 0 without any."""
+        """Standard deviation of log y between seeds, pooled over all points; 0 without seeds."""
         return float(np.sqrt(self.squares.sum() / max(self.dof, 1)))
 
     @property
@@ -53,12 +53,12 @@ class Seeds:
         return np.sqrt(self.counts / self.counts.mean())
 
     def take(self, chosen: np.ndarray) -> Seeds:
-        """The seeds of the chosen points, by a mask or indices."""
+        """Select the seeds of points, by a mask or indices."""
         return Seeds(self.counts[chosen], self.squares[chosen])
 
     @property
-    def words(self) -> str:
-        """A sentence on repeated runs and their noise; empty without any."""
+    def text(self) -> str:
+        """Sentence on repeated runs and their noise; empty without repeated runs."""
         if not self.several:
             return ''
         points = int((self.counts > 1).sum())
@@ -73,11 +73,11 @@ class Noise:
     """Noise of a fit.
 
     Attributes:
-      std: standard deviation of log y of a point with the mean number of runs.
-      dof: degrees of freedom from seeds, in addition to those of the residuals.
-      measured: whether seeds determined it.
-      problem: a sentence if the residuals are larger than the noise between seeds.
-      shared: degrees of freedom from other curves.
+      std: Standard deviation of log y of a point with the mean number of runs.
+      dof: Degrees of freedom from seeds, in addition to the residuals' degrees.
+      measured: Whether seeds determined it.
+      problem: Sentence if the residuals are larger than the noise between seeds.
+      shared: Degrees of freedom from other curves.
     """
 
     std: float = 0.0
@@ -87,93 +87,93 @@ class Noise:
     shared: float = 0.0
 
 
-def one_run_each(points: int) -> Seeds:
-    """One run for each point."""
+def single_runs(points: int) -> Seeds:
+    """Count one run for each point."""
     return Seeds(np.ones(points), np.zeros(points))
 
 
 def point_indices(group: Sequence[Numbered], x: np.ndarray, seed: str | None) -> np.ndarray:
-    """The point of each row: one for each setting, or for each x if a column has the seeds.
+    """Assign each row to a point: one for each setting, or for each x if there is a seed column.
 
     Args:
-      group: the rows of a curve.
-      x: [M, K], their x.
-      seed: the column of seeds; None for `SETTING`, if the table has it.
+      group: Rows of a curve.
+      x: Their x [M, K].
+      seed: Column of seeds; None for `SETTING`, if the table has it.
 
     Returns:
-      [M], indices of the points, in the order in which they first appear.
+      Indices [M] of the points, in the order in which they first appear.
 
     Raises:
-      UserError: for an unknown column, or rows of one x and one seed.
+      UserError: A column is unknown, or rows share both x and seed.
     """
     if seed is None:
         settings = [row.get(SETTING) or f'line {line}' for line, row in group]
         return group_indices(settings)
     which = group_indices([tuple(values) for values in x])
-    seen: dict[tuple[int, str], int] = {}
+    first_lines: dict[tuple[int, str], int] = {}
     for (line, row), index in zip(group, which, strict=True):
-        other = seen.setdefault((int(index), cell(row, seed, '--seed')), line)
+        other = first_lines.setdefault((int(index), cell(row, seed, '--seed')), line)
         if other != line:
             raise UserError(
-                f'lines {other} and {line} have the same x and the same {seed}: name what differs '
-                'by --by, or leave one out'
+                f'lines {other} and {line} have the same x and the same {seed}: give the column in '
+                'which they differ as --by, or leave one out'
             )
     return which
 
 
 def group_indices(keys: Sequence[object]) -> np.ndarray:
     """Number the distinct keys [M] in the order in which they first appear."""
-    known: dict[object, int] = {}
-    return np.array([known.setdefault(key, len(known)) for key in keys], int)
+    numbers: dict[object, int] = {}
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], int)
 
 
 def merge(log_y: np.ndarray, which: np.ndarray) -> tuple[np.ndarray, Seeds]:
-    """Means of log y [N] over runs, and their seeds; `which` [M] is the point of each run."""
+    """Average log y [N] over runs, with their seeds; `which` [M] is the point of each run."""
     counts = np.bincount(which)
     mean = np.bincount(which, log_y) / counts
     return mean, Seeds(counts, np.bincount(which, (log_y - mean[which]) ** 2))
 
 
 def centers(x: np.ndarray, which: np.ndarray) -> np.ndarray:
-    """Geometric means [N, K] of x [M, K] over the runs of each point; exact where they agree."""
+    """Average x [M, K] geometrically over the runs of each point [N, K]; exact where equal."""
     first = x[np.unique(which, return_index=True)[1]]
     log_ratio = np.log(x / first[which])
     return first * np.exp([merge(column, which)[0] for column in log_ratio.T]).T
 
 
-def pooled(residuals: np.ndarray, free: int, seeds: Seeds) -> Noise:
-    """The noise from residuals and from seeds, pooled unless an F test distinguishes them.
+def pool_noise(residuals: np.ndarray, free: int, seeds: Seeds) -> Noise:
+    """Pool the noise of residuals and of seeds, unless an F test distinguishes them.
 
     Args:
-      residuals: [N], weighted errors of the fit.
-      free: number of points less that of parameters.
-      seeds: of the points.
+      residuals: Weighted errors [N] of the fit.
+      free: Number of points minus number of parameters.
+      seeds: Seeds of the points.
     """
     squares = float(np.sum(residuals**2))
-    alone = np.sqrt(squares / max(free, 1))
+    residual_std = np.sqrt(squares / max(free, 1))
     if not seeds.dof or not seeds.noise:
-        return Noise(alone)
-    between = seeds.noise / np.sqrt(seeds.counts.mean())
-    if free > 0 and (alone / between) ** 2 > stats.f.ppf(_CHANCE, free, seeds.dof):
+        return Noise(residual_std)
+    seed_std = seeds.noise / np.sqrt(seeds.counts.mean())
+    if free > 0 and (residual_std / seed_std) ** 2 > stats.f.ppf(_CHANCE, free, seeds.dof):
         return Noise(
-            alone,
-            problem=f'the form misses the points by {alone / between:.1f} times the noise between '
-            'seeds: bands are those of its errors',
+            residual_std,
+            problem=f'the form misses the points by {residual_std / seed_std:.1f} times the noise '
+            'between seeds: bands come from its errors',
         )
-    total = squares + seeds.dof * between**2
+    total = squares + seeds.dof * seed_std**2
     return Noise(float(np.sqrt(total / (max(free, 0) + seeds.dof))), seeds.dof, True)
 
 
-def common(variances: np.ndarray, dof: np.ndarray) -> tuple[float, float]:
-    """The common variance of several curves, and its prior degrees of freedom.
+def common_variance(variances: np.ndarray, dof: np.ndarray) -> tuple[float, float]:
+    """Estimate the common variance of several curves, and its prior degrees of freedom.
 
     Empirical Bayes (Smyth 2004, section 6): the true variances are inverse gamma, with parameters
-    from the moments of the logs of the measured ones. The more these differ, the fewer degrees of
-    freedom.
+    from the moments of the logs of the measured variances. The more these differ, the fewer
+    degrees of freedom.
 
     Args:
-      variances: [K], of the noise of log y, positive.
-      dof: [K], of each, positive.
+      variances: Variances [K] of the noise of log y, positive.
+      dof: Their degrees of freedom [K], positive.
     """
     logs = np.log(variances) - special.digamma(dof / 2) + np.log(dof / 2)
     spread = float(np.var(logs, ddof=1) - np.mean(special.polygamma(1, dof / 2)))
@@ -184,14 +184,14 @@ def common(variances: np.ndarray, dof: np.ndarray) -> tuple[float, float]:
 
 
 def neighbor_correlation(errors: np.ndarray, used: float) -> float:
-    """The correlation of neighboring errors [N] of log y, ascending in x.
+    """Estimate the correlation of neighboring errors [N] of log y, ascending in x.
 
     Errors of a fit with P parameters to N points are less correlated than the noise, by about
     P / N, which is added; 0 without errors.
 
     Args:
-      errors: of the fit.
-      used: P.
+      errors: Errors of the fit.
+      used: Number P of parameters.
     """
     if errors.std() < 1e-12:
         return 0.0
@@ -199,19 +199,19 @@ def neighbor_correlation(errors: np.ndarray, used: float) -> float:
     return float(np.nan_to_num(r))
 
 
-def draws(
+def make_draws(
     errors: np.ndarray, used: int, noise: Noise, rng: np.random.Generator
 ) -> Callable[[], np.ndarray]:
-    """A function that draws errors [N]: Gaussian if seeds determined the noise, else residuals.
+    """Make a function that draws errors [N]: Gaussian if seeds measured the noise, else residuals.
 
-    Residuals are drawn in moving blocks, as neighbors are correlated (Künsch 1989). A curve with p
+    Neighbors are correlated, so residuals are drawn in moving blocks (Künsch 1989). A curve with p
     parameters fits n points more closely than the truth does, so they grow by sqrt(n / (n - p)).
 
     Args:
-      errors: [N], weighted errors of the fit.
-      used: p.
-      noise: of the fit.
-      rng: source of the draws.
+      errors: Weighted errors [N] of the fit.
+      used: Number p of parameters.
+      noise: Noise of the fit.
+      rng: Source of the draws.
     """
     n = len(errors)
     if noise.measured:
@@ -227,21 +227,21 @@ def draws(
     return draw
 
 
-def wild_draws(
+def make_wild_draws(
     errors: np.ndarray, jacobian: np.ndarray, rng: np.random.Generator
 ) -> Callable[[], np.ndarray]:
-    """A function that draws errors [N]: those of the fit with random signs (Wu 1986).
+    """Make a function that draws errors [N]: the fit's errors with random signs (Wu 1986).
 
-    Each stays at its point, so that small runs may be noisier than large ones, or less noisy. As a
-    fit is drawn to points of leverage h, errors grow by 1 / (1 - h); as absolute errors let a curve
-    with p parameters go through p of n points, by sqrt(n / (n - p)) too.
+    Each error stays at its point, so the noise may depend on the size of the run. Points of
+    leverage h attract the fit, so errors grow by 1 / (1 - h). Absolute errors let a curve with p
+    parameters go through p of n points, so they also grow by sqrt(n / (n - p)).
 
     Args:
-      errors: [N], weighted errors of the fit.
-      jacobian: [N, p], of the fitted values, likewise weighted.
-      rng: source of the draws.
+      errors: Weighted errors [N] of the fit.
+      jacobian: Weighted Jacobian [N, p] of the fitted values.
+      rng: Source of the draws.
     """
     n, p = jacobian.shape
     leverage = np.sum(np.linalg.qr(jacobian)[0] ** 2, axis=1)
-    grown = errors / np.maximum(1 - leverage, 0.1) * np.sqrt(n / max(n - p, 1))
-    return lambda: grown * rng.choice((-1.0, 1.0), n)
+    scaled = errors / np.maximum(1 - leverage, 0.1) * np.sqrt(n / max(n - p, 1))
+    return lambda: scaled * rng.choice((-1.0, 1.0), n)

@@ -27,13 +27,13 @@ STYLE = (
     '.drawing:has(:checked){width:100%;cursor:zoom-out}'
     '.drawing :checked+img{width:max(100%,60em);max-width:none}'
 )
-# The page may neither load nor run anything: all that it shows is inside.
+# The page is self-contained: it may neither load nor run anything.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
 @dataclasses.dataclass(frozen=True)
 class Heading:
-    """A heading; level 1 is the title."""
+    """Heading; level 1 is the title."""
 
     text: str
     level: int = 2
@@ -41,14 +41,14 @@ class Heading:
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """A paragraph; `code` is in backquotes."""
+    """Paragraph; `code` is in backquotes."""
 
     text: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Lines:
-    """A list of lines."""
+    """List of lines."""
 
     lines: Sequence[str]
 
@@ -62,10 +62,10 @@ class TableBlock:
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """A picture; a click enlarges an SVG."""
+    """Picture; a click enlarges an SVG."""
 
     name: str
-    words: str
+    caption: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,8 +96,8 @@ def _markdown(block: Block) -> str:
             cells = [[cell.replace('|', r'\|') for cell in row] for row in rows]
             cells.insert(1, ['---'] * len(rows[0]))
             return '\n'.join(f'| {" | ".join(row)} |' for row in cells)
-        case Picture(name, words):
-            return f'![{words}]({name})'
+        case Picture(name, caption):
+            return f'![{caption}]({name})'
         case Folded(title, text):
             return '\n'.join([f'{title}:', '', *(f'    {line}' for line in text.split('\n'))])
 
@@ -129,10 +129,10 @@ def _html(block: Block, pictures: Mapping[str, bytes]) -> str:
             return '<ul>' + ''.join(f'<li>{_inline(line)}</li>' for line in lines) + '</ul>'
         case TableBlock(rows):
             header, *body_rows = rows
-            body = ''.join(_row(row, 'td') for row in body_rows)
-            return f'<table tabindex="0">{_row(header, "th")}{body}</table>'
-        case Picture(name, words):
-            return _embedded(name, html.escape(words), pictures[name])
+            body = ''.join(_format_row(row, 'td') for row in body_rows)
+            return f'<table tabindex="0">{_format_row(header, "th")}{body}</table>'
+        case Picture(name, caption):
+            return _embed_picture(name, html.escape(caption), pictures[name])
         case Folded(title, text):
             return (
                 f'<details><summary>{_inline(title)}</summary>'
@@ -140,16 +140,16 @@ def _html(block: Block, pictures: Mapping[str, bytes]) -> str:
             )
 
 
-def _embedded(name: str, words: str, content: bytes) -> str:
+def _embed_picture(name: str, caption: str, content: bytes) -> str:
     data, kind = base64.b64encode(content).decode(), mimetypes.guess_type(name)[0]
-    image = f'<img alt="{words}" src="data:{kind};base64,{data}">'
+    image = f'<img alt="{caption}" src="data:{kind};base64,{data}">'
     if not name.endswith('.svg'):
         return image
-    toggle = f'<input type="checkbox" aria-label="enlarge: {words}">'
+    toggle = f'<input type="checkbox" aria-label="enlarge: {caption}">'
     return f'<label class="drawing">{toggle}{image}</label>'
 
 
-def _row(cells: Sequence[str], tag: str) -> str:
+def _format_row(cells: Sequence[str], tag: str) -> str:
     return '<tr>' + ''.join(f'<{tag}>{_inline(cell)}</{tag}>' for cell in cells) + '</tr>'
 
 

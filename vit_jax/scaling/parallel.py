@@ -1,4 +1,4 @@
-"""A map over several processes, with a progress bar."""
+"""Map over several processes, with a progress bar."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from threadpoolctl import threadpool_limits
 
 from vit_jax.runtime import console
 
-_A_WORKER = 4  # items that are worth the start of a process
+_ITEMS_PER_WORKER = 4  # least number of items that justifies the start of a process
 Item = TypeVar('Item')
 Result = TypeVar('Result')
 
@@ -24,24 +24,24 @@ def map_items(
     """Apply a function to each item, in processes if there are many items and several workers.
 
     Args:
-      function: of an item; both can be pickled.
-      items: in the order of the results.
-      what: label of the progress bar.
-      workers: largest number of processes.
+      function: Function of an item; both can be pickled.
+      items: Items in the order of the results.
+      what: Label of the progress bar.
+      workers: Largest number of processes.
     """
     results: list[Result] = []
-    workers = min(workers, len(items) // _A_WORKER)
-    with console.progress(what, len(items)) as advance, _mapper(workers) as mapped:
-        for result in mapped(function, items):
+    workers = min(workers, len(items) // _ITEMS_PER_WORKER)
+    with console.progress(what, len(items)) as advance, _open_map(workers) as map_each:
+        for result in map_each(function, items):
             results.append(result)
             advance()
     return results
 
 
 @contextlib.contextmanager
-def _mapper(workers: int) -> Iterator[Callable[..., Iterable[Any]]]:
-    """`map` in this process, or in several others."""
-    # For arrays of a few points, more threads would only wait for each other.
+def _open_map(workers: int) -> Iterator[Callable[..., Iterable[Any]]]:
+    """Provide `map` in this process, or in several others."""
+    # On arrays of a few points, more threads only wait for each other.
     limit = functools.partial(threadpool_limits, 1, user_api='blas')
     if workers < 2:
         with limit():

@@ -24,9 +24,9 @@ from vit_jax.viz import figures
 
 TOGETHER = 6  # curves that share one panel
 MAX_PANELS = 80
-MAX_PUBLISHED = 12  # curves beside one's own
-_TITLE_LETTERS = 28  # in a line of the title of a small panel
-_LEGEND_LETTERS = 115  # in a line of the legend, with those of mathtext's commands
+MAX_PUBLISHED = 12  # published curves in a figure
+_TITLE_LETTERS = 28  # letters per line in the title of a small panel
+_LEGEND_LETTERS = 115  # letters per line in the legend, mathtext's commands included
 # A floor below this share of the prediction would stretch the axis far below all points.
 _VISIBLE = 0.01
 LABELS = {
@@ -42,18 +42,19 @@ def draw_curves(
 ) -> Figure:
     """Draw a few curves in one panel, or many in a panel each, on logarithmic axes.
 
-    Lines are the laws through all points, with their nominal 90 % bands as shades; a line below
+    Lines are the laws through all points, with their nominal 90 % bands as shades; a note below
     gives the measured coverage of such bands. Hollow points, right of the dotted line, were held
-    out of the dashed fit, whose error there is in the legend. Faint points are not on the frontier.
+    out of the dashed fit; the legend has its error on them. Faint points are not on the frontier.
     With a target, a single panel has stars at the predictions, and a line at each irreducible
     error. Diamonds are published points, with their laws.
 
     Raises:
-      UserError: for more curves than panels fit into a figure, or published points beside many, or
-        too many of them.
+      UserError: There are too many curves or published curves for a figure.
     """
     if len(curves) > MAX_PANELS:
-        raise UserError(f'{len(curves)} curves are too many for one figure (at most {MAX_PANELS})')
+        raise UserError(
+            f'{len(curves)} curves are too many for a figure (at most {MAX_PANELS}); use fewer'
+        )
     curves = [curve for curve in curves if len(curve.y)]
     if published and (len(options.x) > 1 or len(curves) > TOGETHER):
         raise UserError(f'--overlay: takes one column of x and at most {TOGETHER} curves')
@@ -70,14 +71,14 @@ def draw_curves(
 
 
 def _caveat(curves: Sequence[Curve]) -> str:
-    """Sentences on the coverage of the shaded bands and on error bars; empty without any."""
+    """Explain the coverage of the shaded bands and the error bars; empty without any."""
     fits = [curve.fit for curve in curves if curve.fit is not None and len(curve.fit.replicates)]
     lines = [f'Shades: {coverage.caveat(map(averaging.form_name, fits))}.'] if fits else []
     if any(curve.tested is not None for curve in curves):
         lines.append('Dashes: the fits without the points held out, which are hollow.')
     if any(curve.seeds.several for curve in curves):
         lines.append('Bars: one standard deviation between seeds.')
-    return '\n'.join(textwrap.fill(one, 110) for one in lines)
+    return '\n'.join(textwrap.fill(line, 110) for line in lines)
 
 
 def _figure(width: float, height: float) -> Figure:
@@ -111,36 +112,36 @@ def _title(options: FitOptions) -> str:
 
 
 def axis_label(column: str) -> str:
-    """The label of an axis for a column: `1-test/accuracy` -> `test error`."""
+    """Label an axis for a column: `1-test/accuracy` -> `test error`."""
     if column.startswith('1-') and column.endswith('/accuracy'):
         return column.removeprefix('1-').removesuffix('/accuracy') + ' error'
     return LABELS.get(column, column)
 
 
 def _colors(curves: Sequence[Curve]) -> list[Any]:
-    """A color for each curve; with several columns, one for each value of the first, in shades.
+    """Choose a color for each curve; with several columns, shades of one for each first value.
 
     Curves of a family are in the order of the other columns, so that dark is large.
     """
     families = [next(iter(curve.by.values()), '') for curve in curves]
     if len(set(families)) == len(families):
         return [figures.COLORS[i % len(figures.COLORS)] for i in range(len(curves))]
-    order, seen = list(dict.fromkeys(families)), collections.Counter[str]()
+    order, counts = list(dict.fromkeys(families)), collections.Counter[str]()
     shades = []
     for family in families:
-        seen[family] += 1
-        strength = 0.4 + 0.6 * seen[family] / families.count(family)
+        counts[family] += 1
+        strength = 0.4 + 0.6 * counts[family] / families.count(family)
         rgb = np.array(to_rgb(figures.COLORS[order.index(family) % len(figures.COLORS)]))
         shades.append(tuple(1 - strength * (1 - rgb)))
     return shades
 
 
 def _boundary(curve: Curve) -> float | None:
-    """The x between fitted and held-out points; None if either is missing."""
-    fitted, held = curve.x[curve.kept, 0], curve.x[~curve.kept, 0]
-    if not (len(fitted) and len(held)):
+    """Find the x between fitted and held-out points; None if either is missing."""
+    fitted, held_out = curve.x[curve.fit_mask, 0], curve.x[~curve.fit_mask, 0]
+    if not (len(fitted) and len(held_out)):
         return None
-    return math.sqrt(fitted.max()) * math.sqrt(max(held.min(), fitted.max()))
+    return math.sqrt(fitted.max()) * math.sqrt(max(held_out.min(), fitted.max()))
 
 
 def _mark_held_out(axes: Axes, x: float) -> None:
@@ -171,7 +172,7 @@ def _draw_predicted(curves: Sequence[Curve], options: FitOptions) -> Figure:
     for curve, color in zip(curves, _colors(curves), strict=True):
         if curve.fit is not None:
             predicted = curve.fit.predict(curve.x)
-            _points(axes, curve.y, predicted, curve.kept, color, 4.5, _legend(curve))
+            _draw_points(axes, curve.y, predicted, curve.fit_mask, color, 4.5, _legend(curve))
     ends = [min(c.y.min() for c in curves), max(c.y.max() for c in curves)]
     axes.plot(ends, ends, color=figures.FAINT, linewidth=1)
     axes.set_xscale('log')
@@ -197,7 +198,7 @@ def _draw_curve(
     if len(curve.beaten):
         x, y = curve.beaten.T
         axes.plot(x, y, 'o', color=color, markersize=0.7 * size, alpha=0.3, markeredgewidth=0)
-    _points(axes, curve.x[:, 0], curve.y, curve.kept, color, size, label)
+    _draw_points(axes, curve.x[:, 0], curve.y, curve.fit_mask, color, size, label)
     _seed_bars(axes, curve, color)
     if curve.fit is None:
         return
@@ -261,31 +262,29 @@ def _draw_target(axes: Axes, fit: Fit, predicted: dict[str, Any], color: Any) ->
     if floor := _floor(fit, target):
         axes.axhline(floor, color=color, linewidth=0.9, linestyle='--')
         across = axes.get_yaxis_transform()
-        words = f' irreducible {_number(floor)}' if len(axes.texts) < 2 else f' {floor:.3g}'
-        axes.text(0, floor, words, transform=across, va='bottom', fontsize=8, color=color)
+        text = f' irreducible {_number(floor)}' if len(axes.texts) < 2 else f' {floor:.3g}'
+        axes.text(0, floor, text, transform=across, va='bottom', fontsize=8, color=color)
 
 
 def _floor(fit: Fit, target: float) -> float:
-    """The irreducible error; 0 if it is unknown, or negligible beside the prediction."""
+    """Look up the irreducible error; 0 if it is unknown, or negligible next to the prediction."""
     if fit.unidentified & {'c', 'E'}:
         return 0.0
     return fit.floor if fit.floor > _VISIBLE * fit.predict(np.array([target]))[0] else 0.0
 
 
-def _points(
+def _draw_points(
     axes: Axes,
     x: np.ndarray,
     y: np.ndarray,
-    kept: np.ndarray,
+    fit_mask: np.ndarray,
     color: Any,
     size: float,
     label: str | None,
 ) -> None:
-    draw_points = functools.partial(
-        axes.plot, color=color, linestyle='', marker='o', markersize=size
-    )
-    draw_points(x[kept], y[kept], label=label, alpha=0.75, markeredgewidth=0)
-    draw_points(x[~kept], y[~kept], markerfacecolor='white', markeredgewidth=0.7, alpha=0.6)
+    plot = functools.partial(axes.plot, color=color, linestyle='', marker='o', markersize=size)
+    plot(x[fit_mask], y[fit_mask], label=label, alpha=0.75, markeredgewidth=0)
+    plot(x[~fit_mask], y[~fit_mask], markerfacecolor='white', markeredgewidth=0.7, alpha=0.6)
 
 
 def _legend(curve: Curve) -> str:
@@ -295,19 +294,19 @@ def _legend(curve: Curve) -> str:
     error = '' if curve.holdout_rmse is None else f'; error held out {curve.holdout_rmse:.4f}'
     if isinstance(curve.fit, averaging.MeanFit) and len(curve.fit.parts) > 1:
         mixed = ', '.join(f'{part.fit.form.name} {part.weight:.2f}' for part in curve.fit.parts)
-        mixed += f', {curve.fit.late_words}' if curve.fit.late else ''
+        mixed += f', {curve.fit.late_text}' if curve.fit.late else ''
         first, second = f'{label}: mean of {mixed};', f'${formula(curve.fit)}${error}'
         return first + (' ' if len(first + second) < _LEGEND_LETTERS else '\n') + second
     return f'{label}: ${formula(curve.fit)}${error}'
 
 
 def formula(fit: Fit) -> str:
-    """The law with its numbers, for mathtext: `1.27 x^-0.0853` with the exponent raised.
+    """Write the law with its numbers in mathtext: `1.27 x^-0.0853` with the exponent raised.
 
     Parameters that the points do not determine stay letters.
     """
-    known = fit.known.items()
-    numbers = {name: name if value is None else _number(value) for name, value in known}
+    params = fit.identified_params.items()
+    numbers = {name: name if value is None else _number(value) for name, value in params}
     names = '|'.join(sorted(numbers, key=len, reverse=True))
 
     def put(match: re.Match[str]) -> str:
@@ -319,7 +318,7 @@ def formula(fit: Fit) -> str:
 
 
 def _number(value: float) -> str:
-    """Three digits; very large and small ones as a power of ten."""
+    """Format three digits; very large and small numbers as a power of ten."""
     mantissa, _, exponent = f'{value:.3g}'.partition('e')
     return rf'{mantissa}{{\cdot}}10^{{{int(exponent)}}}' if exponent else mantissa
 
@@ -377,5 +376,5 @@ def _ticks(axes: Axes, which: str, low: float, high: float, few: bool = False) -
     axis = axes.xaxis if which == 'x' else axes.yaxis
     # Three digits do not distinguish neighboring ticks of a narrow range.
     wide = high > 1.3 * low or high >= 1000
-    words = rows.words_up_to(high) if wide else '{:.4g}'.format
-    figures.log_ticks(axis, low, high, few=few, words=words)
+    format_number = rows.number_format(high) if wide else '{:.4g}'.format
+    figures.log_ticks(axis, low, high, few=few, words=format_number)

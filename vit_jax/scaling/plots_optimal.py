@@ -22,12 +22,12 @@ from vit_jax.viz import figures
 
 MAX_CURVES = 12
 CONTOURS = 12
-BUDGETS = 5  # at which the law is drawn
+BUDGETS = 5  # number of budgets at which the law is drawn
 _BY_LAW, _BY_PARABOLA = figures.COLORS[1], figures.COLORS[2]
 _COLORS = {'joint': _BY_LAW, 'isoflop': _BY_PARABOLA, 'frontier': 'black'}
 
 
-def draw_optima(found: Sequence[Analysis], columns: Columns) -> Figure:
+def draw_optima(analyses: Sequence[Analysis], columns: Columns) -> Figure:
     """Draw two panels for each curve.
 
     The left one has the joint law's contours of equal loss over C and N, the runs, and N* by the
@@ -35,58 +35,74 @@ def draw_optima(found: Sequence[Analysis], columns: Columns) -> Figure:
     budget, the parabola through them, and the joint law at that budget.
 
     Raises:
-      UserError: for more curves than fit into a figure.
+      UserError: There are too many curves for a figure.
     """
-    if len(found) > MAX_CURVES:
-        raise UserError(f'{len(found)} curves are too many for one figure (at most {MAX_CURVES})')
+    if len(analyses) > MAX_CURVES:
+        raise UserError(
+            f'{len(analyses)} curves are too many for a figure (at most {MAX_CURVES}); use fewer'
+        )
     figure = Figure(
-        figsize=(10.5, 4.5 * len(found) + 0.3),
+        figsize=(10.5, 4.5 * len(analyses) + 0.3),
         layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08),
     )
-    for i, one in enumerate(found):
-        name = f': {rows.label(one.points.by)}' if one.points.by else ''
-        _draw_contours(figure.add_subplot(len(found), 2, 2 * i + 1), one, f'optimal size{name}')
-        _draw_budgets(figure.add_subplot(len(found), 2, 2 * i + 2), one, columns)
+    for i, analysis in enumerate(analyses):
+        name = f': {rows.label(analysis.points.by)}' if analysis.points.by else ''
+        _draw_contours(
+            figure.add_subplot(len(analyses), 2, 2 * i + 1), analysis, f'optimal size{name}'
+        )
+        _draw_budgets(figure.add_subplot(len(analyses), 2, 2 * i + 2), analysis, columns)
     return figure
 
 
-def _draw_contours(axes: Axes, one: Analysis, title: str) -> None:
-    points = one.points
-    law = one.summary[one.shown] if one.shown else None
+def _draw_contours(axes: Axes, analysis: Analysis, title: str) -> None:
+    points = analysis.points
+    law = analysis.summary[analysis.shown] if analysis.shown else None
     target = law.get('target') if law else None
     ends = [points.c.min(), max(points.c.max(), target['C'] if target else 0.0)]
     budgets = np.geomspace(ends[0] / 1.3, ends[1] * 1.3, 60)
     low, high = points.n.min() / 1.5, points.n.max() * 1.5
-    if one.joint is not None:
-        sizes = optimum(one.joint.params, points.cost, budgets)[0]
+    if analysis.joint is not None:
+        sizes = optimum(analysis.joint.params, points.cost, budgets)[0]
         low, high = min(low, sizes.min()), max(high, sizes.max())
-        _contours(axes, one, budgets, np.geomspace(low, high, 60))
-        _band(axes, one, budgets)
-        axes.plot(budgets, sizes, color=_BY_LAW, linewidth=1.8, label=_named(one, 'joint'))
-    for way, found, mark in (('isoflop', one.parabolas, 'o'), ('frontier', one.frontier, '')):
+        _plot_contours(axes, analysis, budgets, np.geomspace(low, high, 60))
+        _plot_band(axes, analysis, budgets)
+        axes.plot(
+            budgets, sizes, color=_BY_LAW, linewidth=1.8, label=_describe_way(analysis, 'joint')
+        )
+    for way, optima, mark in (
+        ('isoflop', analysis.parabolas, 'o'),
+        ('frontier', analysis.frontier, ''),
+    ):
         color = _COLORS[way]
-        if one.summary[way] is not None:
-            line = np.exp(found.log_scale) * budgets**found.exponent
+        if analysis.summary[way] is not None:
+            line = np.exp(optima.log_scale) * budgets**optima.exponent
             axes.plot(
-                budgets, line, color=color, linewidth=1.1, linestyle='--', label=_named(one, way)
+                budgets,
+                line,
+                color=color,
+                linewidth=1.1,
+                linestyle='--',
+                label=_describe_way(analysis, way),
             )
             if mark:
-                axes.plot(found.c, found.n, mark, color=color, markersize=6)
-    _runs(axes, one)
+                axes.plot(optima.c, optima.n, mark, color=color, markersize=6)
+    _plot_runs(axes, analysis)
     if target and target['N'] is not None:
         if 'N' in target['bands']:
             ends = target['bands']['N']
-            axes.plot([target['C']] * 2, ends, color=_COLORS[one.shown], linewidth=2, alpha=0.6)
+            axes.plot(
+                [target['C']] * 2, ends, color=_COLORS[analysis.shown], linewidth=2, alpha=0.6
+            )
         axes.plot(
             target['C'],
             target['N'],
             '*',
-            color=_COLORS[one.shown],
+            color=_COLORS[analysis.shown],
             markersize=15,
             markeredgecolor='white',
-            label=f'N* = {rows.short(target["N"])} by {one.shown}',
+            label=f'N* = {rows.short(target["N"])} by {analysis.shown}',
         )
-    _scales(axes, title, budgets[[0, -1]], np.array([low, high]))
+    _set_scales(axes, title, budgets[[0, -1]], np.array([low, high]))
     axes.set_ylim(low, high)
     axes.set_xlim(budgets[0], budgets[-1])
     axes.set_xlabel('training FLOPs C', color=figures.FAINT, fontsize=9)
@@ -94,8 +110,8 @@ def _draw_contours(axes: Axes, one: Analysis, title: str) -> None:
     axes.legend(fontsize=8, loc='upper left', framealpha=0.85, edgecolor='none')
 
 
-def _named(one: Analysis, way: str) -> str:
-    law = one.summary[way]
+def _describe_way(analysis: Analysis, way: str) -> str:
+    law = analysis.summary[way]
     assert law is not None
     if law['a'] is None:
         return f'{way}: its exponent is not identified'
@@ -106,67 +122,70 @@ def _named(one: Analysis, way: str) -> str:
     return f'{text} [{low:.3f}, {high:.3f}]'
 
 
-def _contours(axes: Axes, one: Analysis, budgets: np.ndarray, sizes: np.ndarray) -> None:
-    assert one.joint is not None
+def _plot_contours(axes: Axes, analysis: Analysis, budgets: np.ndarray, sizes: np.ndarray) -> None:
+    assert analysis.joint is not None
     c, n = np.meshgrid(budgets, sizes)
-    flat = np.stack([n.ravel(), one.points.cost.data(n.ravel(), c.ravel())], axis=1)
-    loss = one.joint.predict(flat).reshape(c.shape)
-    low, high = one.points.y.min() * 0.9, one.points.y.max() * 1.2
+    flat = np.stack([n.ravel(), analysis.points.cost.data(n.ravel(), c.ravel())], axis=1)
+    loss = analysis.joint.predict(flat).reshape(c.shape)
+    low, high = analysis.points.y.min() * 0.9, analysis.points.y.max() * 1.2
     levels = np.geomspace(max(low, loss.min()), high, CONTOURS)
     axes.contour(c, n, loss, levels=levels, cmap='viridis', norm=LogNorm(low, high), linewidths=0.8)
 
 
-def _band(axes: Axes, one: Analysis, budgets: np.ndarray) -> None:
-    assert one.joint is not None
-    if not len(one.joint.replicates):
+def _plot_band(axes: Axes, analysis: Analysis, budgets: np.ndarray) -> None:
+    assert analysis.joint is not None
+    if not len(analysis.joint.replicates):
         return
-    drawn = [one.joint.form.params(theta, *one.joint.scales) for theta in one.joint.replicates]
-    sizes = [optimum(params, one.points.cost, budgets)[0] for params in drawn]
+    replicates = [
+        analysis.joint.form.params(theta, *analysis.joint.scales)
+        for theta in analysis.joint.replicates
+    ]
+    sizes = [optimum(params, analysis.points.cost, budgets)[0] for params in replicates]
     if not (np.isfinite(sizes).all() and np.all(sizes)):
-        return  # some replicates have no optimum
-    center = np.log(optimum(one.joint.params, one.points.cost, budgets)[0])
-    sampling = half_width(np.std(np.log(sizes), axis=0), one.joint.dof)
-    ratio = budgets / one.points.c[one.kept].max()
+        return  # some replicates do not have an optimum
+    center = np.log(optimum(analysis.joint.params, analysis.points.cost, budgets)[0])
+    sampling = half_width(np.std(np.log(sizes), axis=0), analysis.joint.dof)
+    ratio = budgets / analysis.points.c[analysis.fit_mask].max()
     half = np.hypot(sampling, drift_half_width(DRIFT['joint'], ratio))
     half[ratio > FARTHEST] = np.nan
     low, high = np.exp(center - half), np.exp(center + half)
     axes.fill_between(budgets, low, high, color=_BY_LAW, alpha=0.2, linewidth=0)
 
 
-def _runs(axes: Axes, one: Analysis) -> None:
-    points, kept = one.points, one.kept
+def _plot_runs(axes: Axes, analysis: Analysis) -> None:
+    points, fit_mask = analysis.points, analysis.fit_mask
     shared = {'linestyle': '', 'marker': 'o', 'markersize': 3.5, 'color': figures.FAINT}
-    axes.plot(points.c[kept], points.n[kept], alpha=0.6, markeredgewidth=0, **shared)  # type: ignore[arg-type]
-    axes.plot(points.c[~kept], points.n[~kept], markerfacecolor='white', **shared)  # type: ignore[arg-type]
+    axes.plot(points.c[fit_mask], points.n[fit_mask], alpha=0.6, markeredgewidth=0, **shared)  # type: ignore[arg-type]
+    axes.plot(points.c[~fit_mask], points.n[~fit_mask], markerfacecolor='white', **shared)  # type: ignore[arg-type]
 
 
-def _draw_budgets(axes: Axes, one: Analysis, columns: Columns) -> None:
-    points = one.points
+def _draw_budgets(axes: Axes, analysis: Analysis, columns: Columns) -> None:
+    points = analysis.points
     shared = isoflop.budgets(points.n, points.c)
     groups = shared or [np.arange(len(points.y))]
     for i, at in enumerate(groups):
         color = figures.COLORS[i % len(figures.COLORS)]
         axes.plot(points.n[at], points.y[at], 'o', color=color, markersize=4, alpha=0.8)
         if len(groups) > 1:
-            _draw_budget(axes, one, at, color)
+            _draw_budget(axes, analysis, at, color)
     title = f'{columns.y} at equal compute' if shared else f'{columns.y}: sizes share no budget'
-    _scales(axes, title, points.n, points.y)
+    _set_scales(axes, title, points.n, points.y)
     axes.set_xlim(right=points.n.max() * (points.n.max() / points.n.min()) ** 0.2)
     lines = '; lines: the joint law, dashes: parabolas' if shared else ''
     axes.set_xlabel(f'model size N{lines}', color=figures.FAINT, fontsize=9)
 
 
-def _draw_budget(axes: Axes, one: Analysis, at: np.ndarray, color: str) -> None:
-    points = one.points
+def _draw_budget(axes: Axes, analysis: Analysis, at: np.ndarray, color: str) -> None:
+    points = analysis.points
     budget = float(np.exp(np.log(points.c[at]).mean()))
     n = np.geomspace(points.n[at].min(), points.n[at].max(), 60)
-    if one.joint is not None:
+    if analysis.joint is not None:
         x = np.stack([n, points.cost.data(n, np.full(60, budget))], axis=1)
-        axes.plot(n, one.joint.predict(x), color=color, linewidth=1.2)
+        axes.plot(n, analysis.joint.predict(x), color=color, linewidth=1.2)
     parabola = isoflop.parabola(points.n[at], points.y[at], points.seeds.weights[at])
     axes.plot(n, parabola(np.log(n)), '--', color=color, linewidth=0.9)
     axes.annotate(
-        f'C = {rows.words_up_to(points.c.max())(budget)}',
+        f'C = {rows.number_format(points.c.max())(budget)}',
         (n[-1], float(parabola(np.log(n[-1])))),
         xytext=(6, -2),
         textcoords='offset points',
@@ -175,13 +194,13 @@ def _draw_budget(axes: Axes, one: Analysis, at: np.ndarray, color: str) -> None:
     )
 
 
-def _scales(axes: Axes, title: str, x: np.ndarray, y: np.ndarray) -> None:
+def _set_scales(axes: Axes, title: str, x: np.ndarray, y: np.ndarray) -> None:
     axes.set_xscale('log')
     axes.set_yscale('log')
     figures.style(axes, title)
     for axis, values in ((axes.xaxis, x), (axes.yaxis, y)):
         low, high = float(values.min()), float(values.max())
-        figures.log_ticks(axis, low, high, few=False, words=rows.words_up_to(high))
+        figures.log_ticks(axis, low, high, few=False, words=rows.number_format(high))
 
 
 def draw_shape(
@@ -197,7 +216,7 @@ def draw_shape(
         axes = figure.add_subplot(1, count, i + 1)
         law = shapes.laws.get(name)
         noun = name.rpartition('.')[2]
-        title = noun if law is None else f'{noun} ~ {_exponent(shapes, name)}'
+        title = noun if law is None else f'{noun} ~ {_format_exponent(shapes, name)}'
         _draw_ray(axes, ray, law, target)
         axes.set_xscale('log')
         axes.set_yscale('log')
@@ -205,13 +224,13 @@ def draw_shape(
         ends = [ray.x.min(), ray.x.max(), *([law.best(target)] if law and target else [])]
         for axis, values in ((axes.xaxis, np.array(ends)), (axes.yaxis, ray.y)):
             low, high = float(values.min()), float(values.max())
-            figures.log_ticks(axis, low, high, few=True, words=rows.words_up_to(high))
+            figures.log_ticks(axis, low, high, few=True, words=rows.number_format(high))
         axes.set_xlabel(noun, color=figures.FAINT, fontsize=9)
         if i == 0:
             axes.set_ylabel(columns.y, color=figures.FAINT, fontsize=9)
     figure.supxlabel(
         f'Lines: the law at budgets {columns.t}, dark for large ones; dots: its minima; '
-        'star: that of the target.',
+        'star: the optimum for the target.',
         x=0.01,
         ha='left',
         fontsize=8,
@@ -220,7 +239,7 @@ def draw_shape(
     return figure
 
 
-def _exponent(shapes: ShapeFit, name: str) -> str:
+def _format_exponent(shapes: ShapeFit, name: str) -> str:
     s, band = shapes.exponent(name)
     return f't^{s:.3f}' + (f' [{band[0]:.3f}, {band[1]:.3f}]' if band else '')
 

@@ -1,4 +1,4 @@
-"""Runs with a model size N, data D, compute C and a loss, read from the rows of a table."""
+"""Runs with a model size N, data D, compute C and a loss, from the rows of a table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.scaling.noise import SETTING, Seeds, centers, group_indices, merge
-from vit_jax.scaling.rows import Numbered, Row, cell, number, ordered, unfinished, without_copies
+from vit_jax.scaling.rows import Numbered, Row, cell, drop_copies, is_unfinished, number, sort_keys
 
 COUNTED = {
     'parameters': 'all parameters, embeddings and head included',
@@ -25,10 +25,10 @@ class Columns:
     """Names of the columns; one of n, d and c may be None and then follows from C = 6 N D.
 
     `unique` has the amount of different data, in the unit of D; without it, the columns
-    `examples_seen` and `data_size` of `collect` say how often data were repeated, if present.
+    `examples_seen` and `data_size` of `collect` give the repetitions of data, if present.
 
     Raises:
-      UserError: if two of them are None.
+      UserError: Two of n, d and c are None.
     """
 
     n: str | None
@@ -43,7 +43,7 @@ class Columns:
             raise UserError('give two of --n, --d and --c; the third follows from C = 6 N D')
 
     def flags(self) -> list[tuple[str, str]]:
-        """The columns in which a row needs a value, and their flags."""
+        """List the columns in which a row needs a value, and their flags."""
         named = [(self.n, '--n'), (self.d, '--d'), (self.c, '--c'), (self.y, '--y')]
         named.insert(-1, (self.unique, '--unique'))
         return [(column, flag) for column, flag in named if column is not None]
@@ -58,13 +58,13 @@ class Cost:
     q: float = 1.0
 
     def data(self, n: np.ndarray, c: np.ndarray) -> np.ndarray:
-        """The data D that a budget leaves for a model size N; infinite for N = 0."""
+        """Compute the data D that a budget leaves for a model size N; infinite for N = 0."""
         with np.errstate(divide='ignore'):
             return (c / (self.k * n**self.p)) ** (1 / self.q)
 
     @property
-    def words(self) -> str:
-        """The convention as text."""
+    def text(self) -> str:
+        """Formula of the compute as text."""
         if (self.p, self.q) == (1.0, 1.0):
             return f'C = {self.k:.4g} N D'
         return f'C = {self.k:.4g} N^{self.p:.4g} D^{self.q:.4g}'
@@ -76,12 +76,12 @@ class Points:
 
     Attributes:
       by: {column: value} that distinguishes the curve.
-      n, d, c, y: [M], all positive.
-      unique: [M], data without repeats in the unit of D, at most D.
-      seeds: of the runs of each point.
+      n, d, c, y: Size, data, compute and loss [M], all positive.
+      unique: Data [M] without repeats in the unit of D, at most D.
+      seeds: Seeds of the runs of each point.
       cost: C as a function of N and D.
-      left_out: a line for each row that was left out.
-      notes: warnings about the table.
+      left_out: A line for each row that was left out.
+      notes: Warnings about the table.
     """
 
     by: dict[str, str]
@@ -101,86 +101,88 @@ class Points:
         return np.stack([self.n, self.d], axis=1)
 
     def take(self, chosen: np.ndarray) -> Points:
-        """The chosen points, by a mask [M] or indices."""
-        kept = {name: getattr(self, name)[chosen] for name in ('n', 'd', 'c', 'y', 'unique')}
-        return dataclasses.replace(self, **kept, seeds=self.seeds.take(chosen))
+        """Select points by a mask [M] or indices."""
+        arrays = {name: getattr(self, name)[chosen] for name in ('n', 'd', 'c', 'y', 'unique')}
+        return dataclasses.replace(self, **arrays, seeds=self.seeds.take(chosen))
 
 
 def read(rows: Sequence[Row], columns: Columns) -> list[Points]:
-    """The runs of each curve, in the order of the values of `columns.by`.
+    """Read the runs of each curve, in the order of the values of `columns.by`.
 
     Raises:
-      UserError: for an unknown column, text where a number belongs, or no usable row.
+      UserError: A column is unknown, a cell is not a number, or no row is usable.
     """
     groups: dict[tuple[str, ...], list[Numbered]] = {}
     for line, row in enumerate(rows, start=2):
         key = tuple(cell(row, column, '--by') for column in columns.by)
         groups.setdefault(key, []).append((line, row))
-    named = {key: dict(zip(columns.by, key, strict=True)) for key in ordered(groups)}
-    found = [_points(by, groups[key], columns) for key, by in named.items()]
-    if not any(len(points.y) for points in found):
-        raise UserError(f'no row can be fitted; {found[0].left_out[0]}')
-    return found
+    labels = {key: dict(zip(columns.by, key, strict=True)) for key in sort_keys(groups)}
+    curves = [_points(by, groups[key], columns) for key, by in labels.items()]
+    if not any(len(points.y) for points in curves):
+        raise UserError(f'no row can be fitted; {curves[0].left_out[0]}')
+    return curves
 
 
 def _points(by: dict[str, str], group: Sequence[Numbered], columns: Columns) -> Points:
     left_out, usable = [], []
     for numbered in group:
-        if problem := _problem(numbered, columns):
+        if problem := _find_problem(numbered, columns):
             left_out.append(f'{numbered[1].get("run") or f"line {numbered[0]}"}: {problem}')
         else:
             usable.append(numbered)
     flags = columns.flags()
-    usable, copies = without_copies(usable, [column for column, _ in flags[:-1]], columns.y)
+    usable, copies = drop_copies(usable, [column for column, _ in flags[:-1]], columns.y)
     values = [[number(numbered, *flag) for flag in flags] for numbered in usable]
     names = [flag.strip('-') for _, flag in flags]
     table = dict(zip(names, np.array(values).reshape(-1, len(names)).T, strict=True))
-    cost, notes = _cost(table, columns)
+    cost, notes = _infer_cost(table, columns)
     settings = [row.get(SETTING, '') for _, row in usable]
     n, d, c, y = _complete(table, cost)
     unique = d / _epochs(usable, table, d)
-    (n, d, c, unique, y), seeds, more = _merged(np.stack([n, d, c, unique], axis=1), y, settings)
+    (n, d, c, unique, y), seeds, more = _merge_runs(
+        np.stack([n, d, c, unique], axis=1), y, settings
+    )
     order = np.lexsort((n, c))
-    found = Points(by, n, d, c, y, unique, seeds, cost, tuple(left_out), (*copies, *notes, *more))
-    return found.take(order)
+    points = Points(by, n, d, c, y, unique, seeds, cost, tuple(left_out), (*copies, *notes, *more))
+    return points.take(order)
 
 
-def _problem(numbered: Numbered, columns: Columns) -> str:
-    """The reason why a row is left out; empty for a usable one."""
-    if unfinished(numbered[1]):
+def _find_problem(numbered: Numbered, columns: Columns) -> str:
+    """Explain why a row is left out; empty for a usable row."""
+    if is_unfinished(numbered[1]):
         return 'left out, it is not finished'
     for column, flag in columns.flags():
         if not cell(numbered[1], column, flag):
             return f'left out, it has no {column.removeprefix("1-")}'
         value = number(numbered, column, flag)
         if not (np.isfinite(value) and value > 0):
-            return f'left out, {column} is {value:g}, which is not positive and finite'
+            return f'left out, {column} is {value:g}; it must be positive and finite'
     return ''
 
 
-def _cost(table: dict[str, np.ndarray], columns: Columns) -> tuple[Cost, list[str]]:
-    """C = 6 N D, or with all three columns the power law through their values."""
+def _infer_cost(table: dict[str, np.ndarray], columns: Columns) -> tuple[Cost, list[str]]:
+    """Infer the cost: C = 6 N D, or with all three columns the power law through their values."""
     if None in (columns.n, columns.d, columns.c) or not len(table['y']):
         return Cost(), []
     log_n, log_d, log_c = (np.log(table[name]) for name in ('n', 'd', 'c'))
     ratio = log_c - log_n - log_d
     mean = float(np.exp(ratio.mean()))
-    asked = []
+    questions = []
     if not _USUAL[0] <= mean <= _USUAL[1]:
-        asked.append(
+        questions.append(
             f'C is {mean:.3g} N D, where 6 N D is usual: are N parameters, D tokens (images times '
             'patches) and C FLOPs, forward and backward?'
         )
     if np.ptp(ratio) <= 2 * _EXACT:
-        return Cost(k=mean), asked
+        return Cost(k=mean), questions
     terms = np.stack([np.ones_like(log_n), log_n, log_d], axis=1)
     (log_k, p, q), _, rank, _ = np.linalg.lstsq(terms, log_c, rcond=None)
     low, high = np.exp([ratio.min(), ratio.max()])
     note = f'C / (N D) runs from {low:.3g} to {high:.3g}'
     if rank < 3 or min(p, q) <= 0.2:
-        return Cost(k=mean), [f'{note}; its mean is taken', *asked]
+        return Cost(k=mean), [f'{note}; its mean is used', *questions]
     cost = Cost(float(np.exp(log_k)), float(p), float(q))
-    return cost, [f'{note}; a power law is taken', *asked]
+    return cost, [f'{note}; a power law is used', *questions]
 
 
 def _complete(table: dict[str, np.ndarray], cost: Cost) -> tuple[np.ndarray, ...]:
@@ -197,33 +199,33 @@ def _complete(table: dict[str, np.ndarray], cost: Cost) -> tuple[np.ndarray, ...
 def _epochs(
     usable: Sequence[Numbered], table: Mapping[str, np.ndarray], d: np.ndarray
 ) -> np.ndarray:
-    """How often each run saw its data [M], at least 1; 1 where the table does not say."""
+    """Count the epochs [M] of each run, at least 1; 1 if the table lacks the columns."""
     if 'unique' in table:
         return np.maximum(d / table['unique'], 1.0)
     counts = [(row.get(SEEN), row.get(SIZE)) for _, row in usable]
-    if not counts or not all(seen and size for seen, size in counts):
+    if not counts or not all(map(all, counts)):
         return np.ones(len(d))
-    seen, size = (
+    examples, size = (
         np.array([number(numbered, column, '--csv') for numbered in usable])
         for column in (SEEN, SIZE)
     )
     with np.errstate(divide='ignore', invalid='ignore'):
-        return np.nan_to_num(np.maximum(seen / size, 1.0), nan=1.0, posinf=1.0)
+        return np.nan_to_num(np.maximum(examples / size, 1.0), nan=1.0, posinf=1.0)
 
 
-def _merged(
+def _merge_runs(
     x: np.ndarray, y: np.ndarray, settings: Sequence[str]
 ) -> tuple[tuple[np.ndarray, ...], Seeds, list[str]]:
-    """One point for each setting, or row of x without one: geometric means over its runs.
+    """Merge the runs of each setting, or of each row of x without one, by geometric means.
 
     Args:
-      x: [M, 4], N, D, C and unique data.
-      y: [M], losses.
-      settings: [M], names; '' where there is none.
+      x: N, D, C and unique data [M, 4].
+      y: Losses [M].
+      settings: Names [M]; '' where missing.
 
     Returns:
-      N, D, C, unique data and the loss of each point; the seeds of its runs; a line on rows that
-      were merged.
+      N, D, C, unique data and the loss of each point; the seeds of its runs; a line on merged
+      rows.
     """
     which = group_indices([name or tuple(at) for name, at in zip(settings, x, strict=True)])
     log_y, seeds = merge(np.log(y), which)
@@ -234,15 +236,15 @@ def _merged(
         return (*merged.T, np.exp(log_y)), seeds, []
     at = int(np.argmax(seeds.counts))
     note = (
-        f'{int((seeds.counts > 1).sum())} point(s) with several rows, as N = {merged[at, 0]:.4g}, '
-        f'D = {merged[at, 1]:.4g}: the mean of their log losses is weighted by their number; they '
-        f'differ by {100 * seeds.noise:.2g} %'
+        f'{int((seeds.counts > 1).sum())} point(s) with several rows, such as '
+        f'N = {merged[at, 0]:.4g}, D = {merged[at, 1]:.4g}: the mean of their log losses is '
+        f'weighted by their number; they differ by {100 * seeds.noise:.2g} %'
     )
     return (*merged.T, np.exp(log_y)), seeds, [note]
 
 
-def conventions(columns: Columns) -> str:
-    """Two sentences on what N and C count, as far as the columns show."""
+def describe_conventions(columns: Columns) -> str:
+    """Describe in two sentences what N and C count, as far as the columns show."""
     unknown = 'as in the table; whether it counts embeddings and head is unknown'
     n = '6 N D solved for N' if columns.n is None else COUNTED.get(columns.n, unknown)
     c = '6 N D' if columns.c is None else COUNTED.get(columns.c, unknown)

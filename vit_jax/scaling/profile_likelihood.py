@@ -1,4 +1,4 @@
-"""Profile-likelihood bands: the range of all curves of a form that fit nearly as well as one."""
+"""Profile-likelihood bands: the range of all curves that fit nearly as well as the best one."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from scipy import interpolate, optimize
 from vit_jax.scaling.forms import Bounds, Form, Theta
 from vit_jax.scaling.noise import neighbor_correlation
 
-KNOTS = 8  # x values at which a band is computed; it is interpolated between them
-_STEPS = 10  # of the search for an end of a band
+KNOTS = 8  # number of x values at which a band is computed, with interpolation between them
+_STEPS = 10  # most steps of the search for an end of a band
 _CLOSE = 0.02  # relative error at which the search stops
 _HOLD = 30.0  # weight of the constraint on the prediction
 _CORRELATED = 0.7  # upper limit on the correlation of neighboring errors
@@ -21,13 +21,13 @@ _FARTHEST = 3.0  # largest distance in log y, a factor of 20
 
 @dataclasses.dataclass(frozen=True)
 class FittedPoints:
-    """The fitted points in scaled units.
+    """Fitted points in scaled units.
 
     Attributes:
-      x: [N, K].
-      log_y: [N].
-      weights: [N], of the errors.
-      bounds: of the parameters.
+      x: x [N, K].
+      log_y: Log y [N].
+      weights: Weights [N] of the errors.
+      bounds: Bounds of the parameters.
     """
 
     x: np.ndarray
@@ -39,33 +39,33 @@ class FittedPoints:
 def band_offsets(
     form: Form, theta: Theta, points: FittedPoints, rise: float, at: np.ndarray
 ) -> np.ndarray:
-    """How far the log of the curve can move while the squared errors grow by at most `rise`.
+    """Compute how far the log of the curve can move while squared errors grow by at most `rise`.
 
-    These are the ends of the profile-likelihood interval of the prediction (Pawitan 2001, section
-    3.4; for Gaussian errors, `rise` is a squared quantile of Student's distribution times their
-    variance), as distances from the least-squares curve.
+    The ends of the profile-likelihood interval of the prediction (Pawitan 2001, section 3.4; for
+    Gaussian errors, `rise` is a squared quantile of Student's distribution times their variance),
+    as distances from the least-squares curve.
 
     Args:
-      form: of the curve.
-      theta: [P], of the fit, from which the search starts.
-      points: the fitted ones.
-      rise: growth of the sum of squared weighted errors, positive.
-      at: [M, K], in scaled units.
+      form: Form of the curve.
+      theta: Parameters [P] of the fit, where the search starts.
+      points: Fitted points.
+      rise: Growth of the sum of squared weighted errors, positive.
+      at: x [M, K] in scaled units.
 
     Returns:
-      [2, M], distances down and up, both at least 0.
+      Distances [2, M] down and up, both at least 0.
     """
     if at.shape[1] == 1 and len(at) > KNOTS:
         knots = np.geomspace(at.min(), at.max(), KNOTS)
-        found = band_offsets(form, theta, points, rise, knots[:, None])
-        # Monotone between the knots, and without their corners (Fritsch and Carlson 1980).
-        return interpolate.PchipInterpolator(np.log(knots), found, axis=1)(np.log(at[:, 0]))
+        offsets = band_offsets(form, theta, points, rise, knots[:, None])
+        # Monotone between the knots, without corners at them (Fritsch and Carlson 1980).
+        return interpolate.PchipInterpolator(np.log(knots), offsets, axis=1)(np.log(at[:, 0]))
     search = _Search(form, points, rise, theta)
     return np.array([[search.distance(row[None], sign) for row in at] for sign in (-1, 1)])
 
 
 def inflation(form: Form, theta: Theta, points: FittedPoints) -> float:
-    """Inflation of the variance of a mean by correlated errors of neighbors, at least 1.
+    """Compute how correlated errors of neighbors inflate the variance of a mean; at least 1.
 
     For an AR(1) process it is (1 + r) / (1 - r).
     """
@@ -77,7 +77,7 @@ def inflation(form: Form, theta: Theta, points: FittedPoints) -> float:
 
 
 class _Search:
-    """Least-squares fits under the constraint of a prediction away from that of the best fit."""
+    """Search of least-squares fits with a constrained prediction."""
 
     def __init__(self, form: Form, points: FittedPoints, rise: float, theta: Theta) -> None:
         self.form, self.points, self.root = form, points, np.sqrt(rise)
@@ -91,33 +91,33 @@ class _Search:
         self.covariance = np.linalg.pinv(slopes.T @ slopes, rcond=1e-10, hermitian=True)
 
     def distance(self, at: np.ndarray, sign: int) -> float:
-        """The largest move of the log of the curve at one x [1, K], down (-1) or up (1).
+        """Find the largest move of the log of the curve at one x [1, K], down (-1) or up (1).
 
-        The root of the rise is close to linear in the move: each step scales the move by the ratio
-        of the wanted root to the one found, within the bracket of known moves.
+        The root of the rise is close to linear in the move, so each step scales the move by the
+        ratio of the wanted root to the current one, within the bracket of earlier moves.
         """
         start, slope = self._value(self.best, at), self._slope(self.best, at)
         move = self.root * float(np.sqrt(max(slope @ self.covariance @ slope, 1e-12)))
-        inside, outside, kept = 0.0, _FARTHEST, self.best
+        inside, outside, inside_z = 0.0, _FARTHEST, self.best
         for _ in range(_STEPS):
-            z = self._constrained(kept, at, start + sign * move)
-            reached = sign * (self._value(z, at) - start)
+            z = self._fit_constrained(inside_z, at, start + sign * move)
+            new_move = sign * (self._value(z, at) - start)
             root = np.sqrt(max(float(np.sum(self._errors(z) ** 2)) - self.least, 0.0))
             if root <= self.root:
-                inside, kept = max(inside, reached), z
+                inside, inside_z = max(inside, new_move), z
             else:
-                outside = min(outside, reached)
+                outside = min(outside, new_move)
             if abs(root / self.root - 1) < _CLOSE:
-                return max(reached, 0.0)
+                return max(new_move, 0.0)
             if outside - inside < _CLOSE * outside:
                 break
-            move = reached * self.root / max(root, 0.25 * self.root)
+            move = new_move * self.root / max(root, 0.25 * self.root)
             if not inside < move < outside:
                 move = (inside + outside) / 2
         return max(inside, 0.0)
 
-    def _constrained(self, z: np.ndarray, at: np.ndarray, value: float) -> np.ndarray:
-        """The best fit whose log curve at x is `value`."""
+    def _fit_constrained(self, z: np.ndarray, at: np.ndarray, value: float) -> np.ndarray:
+        """Find the best fit whose log curve at x is `value`."""
 
         def errors(z: np.ndarray) -> np.ndarray:
             return np.append(self._errors(z), _HOLD * (self._value(z, at) - value))

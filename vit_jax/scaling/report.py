@@ -1,6 +1,6 @@
-"""The report of a study: fits, their uncertainty, extrapolation errors, and a manifest.
+"""Report of a study: fits, their uncertainty, extrapolation errors, and a manifest.
 
-The page is a list of blocks of `pages`.
+Pages are lists of blocks of `pages`.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ HOLDOUT_SHARES = (
     0.5,
     0.75,
     0.875,
-)  # held-out shares whose errors are shown side by side: 2x, 4x, 8x
+)  # shares to hold out, with one column of errors each: 2x, 4x, 8x
 PICTURE = 'scaling.png'
 
 
 def summarize(curves: Sequence[Curve], options: FitOptions, workers: int = 1) -> dict[str, Any]:
-    """All curves and their median extrapolation error as JSON values, by several processes."""
+    """Convert curves and their median extrapolation error to JSON values, by several processes."""
     auto = options.form == averaging.AUTO
     compared = list(dict.fromkeys(name for curve in curves for name in curve.against))
-    holds = map_items(coverage.holds_last, curves, 'bands', workers)
-    held = [one for one in holds if one is not None]
+    verdicts = map_items(coverage.holds_last, curves, 'bands', workers)
+    holds = [verdict for verdict in verdicts if verdict is not None]
     return {
         'x': list(options.x),
         'y': options.y,
@@ -38,7 +38,7 @@ def summarize(curves: Sequence[Curve], options: FitOptions, workers: int = 1) ->
         'formula': averaging.FORMULA if auto else forms.find(options.form).formula,
         'curves': [_curve_summary(curve, options) for curve in curves],
         'median_holdout_rmse': _median([curve.holdout_rmse for curve in curves]),
-        'bands_hold_last': {'held': sum(held), 'of': len(held)},
+        'bands_hold_last': {'held': sum(holds), 'of': len(holds)},
         'against': {name: _comparison(curves, name) for name in compared},
         'beside': {
             f'{1 / (1 - share):g}x': _median([curve.beside.get(share) for curve in curves])
@@ -48,14 +48,14 @@ def summarize(curves: Sequence[Curve], options: FitOptions, workers: int = 1) ->
 
 
 def _curve_summary(curve: Curve, options: FitOptions) -> dict[str, Any]:
-    result: dict[str, Any] = {'by': curve.by, 'n_holdout': int((~curve.kept).sum())}
+    result: dict[str, Any] = {'by': curve.by, 'n_holdout': int((~curve.fit_mask).sum())}
     if options.target is not None:
         result['target'], reason = predict_at(curve, options.target)
         result['target_problem'] = reason
     if curve.fit is None:
         result |= {'params': None, 'identified': False, 'warnings': [curve.problem]}
     else:
-        result |= curve_fit.summary(curve.fit)
+        result |= curve_fit.summarize(curve.fit)
     if isinstance(curve.fit, averaging.MeanFit):
         result['forms'] = {
             part.fit.form.name: {'weight': part.weight, 'inner_rmse': part.inner_rmse}
@@ -63,7 +63,7 @@ def _curve_summary(curve: Curve, options: FitOptions) -> dict[str, Any]:
         }
         result['late'] = {
             'share': curve.fit.late_share,
-            'text': curve.fit.late_words,
+            'text': curve.fit.late_text,
             'laws': [
                 {
                     'form': part.fit.form.name,
@@ -91,20 +91,20 @@ def _curve_summary(curve: Curve, options: FitOptions) -> dict[str, Any]:
 
 
 def _comparison(curves: Sequence[Curve], name: str) -> dict[str, Any]:
-    """The median error of another form, and the number of curves where this one is better."""
+    """Compare with another form: its median error, and the number of curves where it is worse."""
     pairs = [(c.holdout_rmse, c.against[name]) for c in curves]
-    both = [(ours, other) for ours, other in pairs if ours is not None and other is not None]
-    better = sum(ours < other for ours, other in both)
+    measured = [(error, other) for error, other in pairs if error is not None and other is not None]
+    better = sum(error < other for error, other in measured)
     return {
         'median_holdout_rmse': _median([other for _, other in pairs]),
         'better_on': better,
-        'of': len(both),
+        'of': len(measured),
     }
 
 
 def _median(values: Sequence[float | None]) -> float | None:
-    known = [v for v in values if v is not None]
-    return float(np.median(known)) if known else None
+    numbers = [v for v in values if v is not None]
+    return float(np.median(numbers)) if numbers else None
 
 
 def report_blocks(
@@ -114,38 +114,39 @@ def report_blocks(
     unfinished: Sequence[str] = (),
     law: Sequence[Block] = (),
 ) -> list[Block]:
-    """The blocks of the report on the fits of `summarize`.
+    """Write the report on the fits of `summarize`.
 
     Args:
-      summary: of the curves.
-      entries: of the fitted runs.
-      skipped: a line for each finished run that could not be fitted.
-      unfinished: names of the runs that are not finished.
-      law: blocks on the law of a study at equal compute.
+      summary: Summary of the curves.
+      entries: Manifest entries of the fitted runs.
+      skipped: A line for each finished run that could not be fitted.
+      unfinished: Names of unfinished runs.
+      law: Blocks on the law of a study at equal compute.
     """
     left_out = f', {len(unfinished)} left out as not finished' if unfinished else ''
-    found: list[Block] = [
+    blocks: list[Block] = [
         Heading(f'{summary["y"]} over {", ".join(summary["x"])}', 1),
-        Text(f'{len(entries)} runs{left_out}; {_forms(summary)}.'),
+        Text(f'{len(entries)} runs{left_out}; {_describe_forms(summary)}.'),
         Picture(PICTURE, 'curves'),
         _table(summary),
-        Text(_held_out(summary)),
+        Text(_explain_errors(summary)),
     ]
-    found += law
+    blocks += law
     banded = [curve for curve in summary['curves'] if curve.get('bands')]
-    if banded := ['auto' if 'forms' in curve else curve['form'] for curve in banded]:
-        found.append(Text(_banded(banded)))
+    if banded:
+        fitted = ['auto' if 'forms' in curve else curve['form'] for curve in banded]
+        blocks.append(Text(_explain_bands(fitted)))
     reasons = [*skipped, *(f'{name}: not finished' for name in unfinished)]
     if reasons:
-        found += [Heading('Runs left out'), Lines(reasons)]
-    found += [Text(line) for line in _seeds(summary)]
+        blocks += [Heading('Runs left out'), Lines(reasons)]
+    blocks += [Text(line) for line in _describe_seeds(summary)]
     if warnings := _diagnostics(summary):
-        found += [Heading('Limits of the data'), Lines(warnings)]
-    return [*found, *_manifest(entries)]
+        blocks += [Heading('Limits of the data'), Lines(warnings)]
+    return [*blocks, *_manifest(entries)]
 
 
-def _forms(summary: Mapping[str, Any]) -> str:
-    """The number of curves, and of each form that was fitted: a mean may fall back to another."""
+def _describe_forms(summary: Mapping[str, Any]) -> str:
+    """Count the curves and the forms that were fitted: a mean may fall back to a simpler form."""
     used = collections.Counter(
         summary['formula'] if 'forms' in curve else forms.find(curve['form']).formula
         for curve in summary['curves']
@@ -173,7 +174,7 @@ def _table(summary: Mapping[str, Any]) -> Block:
 
 
 def _form(curve: Mapping[str, Any]) -> str:
-    """The form; for a mean, each form with its weight and inner error."""
+    """Name the form; for a mean, each form with its weight and inner error."""
     if 'forms' not in curve:
         return str(curve['form'])
     texts = [
@@ -184,7 +185,7 @@ def _form(curve: Mapping[str, Any]) -> str:
 
 
 def with_band(curve: Mapping[str, Any], name: str) -> str:
-    """A parameter of a curve of `summarize` and its interval; a dash if it is not identified."""
+    """Format a parameter of a curve of `summarize` and its interval; a dash if not identified."""
     if curve['params'].get(name) is None:
         return '-'
     value = f'{curve["params"][name]:.4g}'
@@ -194,33 +195,33 @@ def with_band(curve: Mapping[str, Any], name: str) -> str:
     return f'{value} [{low:.3g}, {high:.3g}]'
 
 
-def _held_out(summary: Mapping[str, Any]) -> str:
+def _explain_errors(summary: Mapping[str, Any]) -> str:
     median = summary['median_holdout_rmse']
-    end = ', of which there are none' if median is None else f'; its median is {median:.4f}'
+    end = ' (there are none)' if median is None else f'; its median is {median:.4f}'
     return (
-        'The laws go through all points; a dash stands for a parameter that they do not determine. '
-        'Error held out is the root mean square of log(predicted) - log(measured) on points that '
-        f'a fit without them predicts{end}. Columns 2x, 4x and 8x have it for fits to x up to a '
-        'half, a quarter and an eighth of the largest.'
+        'The laws are fitted to all points; a dash marks a parameter that they do not determine. '
+        'Error held out is the root mean square of log(predicted) - log(measured) on held-out '
+        f'points, for a fit without them{end}. Columns 2x, 4x and 8x show it for fits to x up to a '
+        'half, a quarter and an eighth of the largest x.'
     )
 
 
-def _banded(forms: Sequence[str]) -> str:
+def _explain_bands(forms: Sequence[str]) -> str:
     return (
         'In brackets is the 90 % band, from a moving-block bootstrap. It shows the noise of the '
-        'points, not whether the form is right, for which there is the error held out. '
-        f' Measured coverage: {coverage.caveat(forms)} (`scaling coverage`).'
+        'points, not whether the form is right; the error held out shows that. '
+        f'Measured coverage: {coverage.caveat(forms)} (`scaling coverage`).'
     )
 
 
-def _seeds(summary: Mapping[str, Any]) -> list[str]:
-    """A sentence on the noise between seeds for each curve that has several."""
+def _describe_seeds(summary: Mapping[str, Any]) -> list[str]:
+    """Describe the noise between seeds of each curve that has several."""
     return [
         f'{label(curve["by"])}: {seeds["runs"]} runs at {seeds["points"]} points, '
         f'{seeds["repeated"]} of them with several seeds, whose standard deviation is '
         f'{100 * seeds["noise"]:.2g} % of {summary["y"]}. Their geometric means are fitted, '
-        'weighted by the number of runs; the noise of the bands is that between seeds together '
-        'with the errors of the fit.'
+        'weighted by the number of runs; the bands include the noise between seeds and the errors '
+        'of the fit.'
         for curve in summary['curves']
         if (seeds := curve.get('seeds'))
     ]
@@ -235,12 +236,12 @@ def _diagnostics(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _manifest(entries: Sequence[manifest.Entry]) -> list[Block]:
-    found: list[Block] = [Heading('Manifest')]
+    blocks: list[Block] = [Heading('Manifest')]
     if warnings := manifest.diagnostics(entries):
-        found.append(Lines(warnings))
+        blocks.append(Lines(warnings))
     versions = ', '.join(f'{name} {version}' for name, version in manifest.versions().items())
     return [
-        *found,
+        *blocks,
         TableBlock(manifest.table(entries)),
         Text(f'Fitted with {versions}.'),
     ]

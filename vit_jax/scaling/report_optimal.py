@@ -1,4 +1,4 @@
-"""The law of a study at equal compute in its report: N*(C), parabolas, residuals."""
+"""Section of a report on the law of a study at equal compute: N*(C), parabolas, residuals."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vit_jax.scaling.points import Columns
 
 PICTURE = 'optimal.png'
 SIZE, FLOPS = 'parameters', 'flops'  # columns of `scaling collect`
-_BEYOND = 4.0  # times the largest budget, for which the optimum is predicted
+_BEYOND = 4.0  # budget of the predicted optimum over the largest one
 _BUDGETS = 2  # least number of budgets of a study
 
 
@@ -24,9 +24,9 @@ def find_study(
     """Analyze the runs of `collect` if they share budgets; None if they do not.
 
     Args:
-      table: its rows.
-      y: the column of the loss, as for `scaling optimal --y`.
-      bootstrap: replicates for the bands.
+      table: Rows of `collect`.
+      y: Column of the loss, see `scaling optimal --y`.
+      bootstrap: Replicates for the bands.
     """
     if not all(name in table[0] for name in (SIZE, FLOPS)):
         return None
@@ -34,46 +34,50 @@ def find_study(
     if not usable:
         return None
     columns = Columns(SIZE, None, FLOPS, y)
-    (seen,) = points.read(table, columns)
-    if len(isoflop.budgets(seen.n, seen.c)) < _BUDGETS:
+    (runs,) = points.read(table, columns)
+    if len(isoflop.budgets(runs.n, runs.c)) < _BUDGETS:
         return None
-    return analyze(seen, AnalysisOptions(_BEYOND * float(seen.c.max()), 0.0, bootstrap)), columns
+    return analyze(runs, AnalysisOptions(_BEYOND * float(runs.c.max()), 0.0, bootstrap)), columns
 
 
-def optimal_blocks(one: Analysis, columns: Columns) -> list[Block]:
-    """The section on optimal sizes."""
-    ways = {name: law for name, law in one.summary.items() if law is not None}
-    found: list[Block] = [Heading('Optimal sizes'), Picture(PICTURE, 'optimal sizes')]
+def optimal_blocks(analysis: Analysis, columns: Columns) -> list[Block]:
+    """Write the section on optimal sizes."""
+    ways = {name: law for name, law in analysis.summary.items() if law is not None}
+    blocks: list[Block] = [Heading('Optimal sizes'), Picture(PICTURE, 'optimal sizes')]
     if ways:
         target = next(iter(ways.values()))['target']['C']
-        found += [
-            _methods(ways),
+        blocks += [
+            _tabulate_methods(ways),
             Text(
                 f'N* ~ C^a, D* ~ C^b; N*, D* and the loss at {target:.3g} FLOPs, {_BEYOND:g} times '
                 'the largest budget. In brackets is the 90 % band, from a bootstrap with a drift '
                 'beyond the runs. '
-                + (f'`{one.shown}` is shown. ' if one.shown else '')
-                + f'{one.points.cost.words}. {points.conventions(columns)}'
+                + (f'`{analysis.shown}` is shown. ' if analysis.shown else '')
+                + f'{analysis.points.cost.text}. {points.describe_conventions(columns)}'
             ),
         ]
     else:
-        found.append(Text('No method gives a law of the optimum; the lines below say why.'))
-    if lines := list(dict.fromkeys((*one.notes, *one.points.left_out))):
-        found.append(Lines(lines))
-    return [*found, Heading('Residuals', 3), _residuals(one, columns)]
+        blocks.append(
+            Text(
+                'None of the methods gives a law of the optimum; the lines below give the reasons.'
+            )
+        )
+    if lines := list(dict.fromkeys((*analysis.notes, *analysis.points.left_out))):
+        blocks.append(Lines(lines))
+    return [*blocks, Heading('Residuals', 3), _tabulate_residuals(analysis, columns)]
 
 
-def _methods(ways: Mapping[str, Mapping[str, Any]]) -> TableBlock:
+def _tabulate_methods(ways: Mapping[str, Mapping[str, Any]]) -> TableBlock:
     lines = [['method', 'a', 'b', 'N*', 'D*', 'loss']]
     for name, law in ways.items():
-        cells = [_value(law, key) for key in 'ab']
-        cells += [_value(law['target'], key) for key in ('N', 'D', 'loss')]
+        cells = [_format_value(law, key) for key in 'ab']
+        cells += [_format_value(law['target'], key) for key in ('N', 'D', 'loss')]
         lines.append([name, *cells])
     return TableBlock(lines)
 
 
-def _value(law: Mapping[str, Any], name: str) -> str:
-    """A value with its band; a dash for what is missing or not identified."""
+def _format_value(law: Mapping[str, Any], name: str) -> str:
+    """Format a value with its band; a dash if it is missing or not identified."""
     if law.get(name) is None:
         return '-'
     if name not in law['bands']:
@@ -82,15 +86,19 @@ def _value(law: Mapping[str, Any], name: str) -> str:
     return f'{law[name]:.4g} [{low:.3g}, {high:.3g}]'
 
 
-def _residuals(one: Analysis, columns: Columns) -> TableBlock:
-    """The relative errors of the parabolas and of the joint law at each run of a budget."""
-    seen = one.points
-    groups = isoflop.budgets(seen.n, seen.c)
-    curves = isoflop.fitted(seen.n, seen.c, seen.y, seen.seeds.weights)
-    law = one.joint.predict(seen.x) if one.joint is not None else np.full(len(seen.y), np.nan)
-    lines = [['C', 'N', columns.y, 'of the parabola', 'of the joint law']]
+def _tabulate_residuals(analysis: Analysis, columns: Columns) -> TableBlock:
+    """Tabulate the relative errors of the parabolas and the joint law at each run of a budget."""
+    runs = analysis.points
+    groups = isoflop.budgets(runs.n, runs.c)
+    curves = isoflop.evaluate_parabolas(runs.n, runs.c, runs.y, runs.seeds.weights)
+    law = (
+        analysis.joint.predict(runs.x)
+        if analysis.joint is not None
+        else np.full(len(runs.y), np.nan)
+    )
+    lines = [['C', 'N', columns.y, 'error of the parabola', 'error of the joint law']]
     for i in np.concatenate(groups):
-        errors = [seen.y[i] / fit[i] - 1 for fit in (curves, law)]
+        errors = [runs.y[i] / fit[i] - 1 for fit in (curves, law)]
         shown = [f'{100 * error:+.2f} %' if np.isfinite(error) else '-' for error in errors]
-        lines.append([f'{seen.c[i]:.3g}', rows.short(seen.n[i]), f'{seen.y[i]:.4g}', *shown])
+        lines.append([f'{runs.c[i]:.3g}', rows.short(runs.n[i]), f'{runs.y[i]:.4g}', *shown])
     return TableBlock(lines)

@@ -1,4 +1,4 @@
-"""Rows of a table: read a CSV and the numbers in its cells, sort and name its groups."""
+"""Rows of a table: reading of CSV files and of numbers in cells, order and names of groups."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Numbered = tuple[int, Row]  # line in the file, row
 
 
 def label(by: Mapping[str, str]) -> str:
-    """The values as text, numbers with their columns: `width 64`, `vit 305k parameters`."""
-    return ' '.join(_named(column, value) for column, value in by.items()) or 'all'
+    """Format values, numbers with their columns: `width 64`, `vit 305k parameters`."""
+    return ' '.join(_format_value(column, value) for column, value in by.items()) or 'all'
 
 
-def _named(column: str, text: str) -> str:
+def _format_value(column: str, text: str) -> str:
     if not re.fullmatch(r'[+-]?[\d.]+(e[+-]?\d+)?', text):
         return text
     shown = short(int(text)) if text.isdecimal() and int(text) >= 10_000 else text
@@ -30,7 +30,7 @@ def _named(column: str, text: str) -> str:
 
 
 def join_labels(lines: Iterable[tuple[str, str]]) -> list[str]:
-    """Lines `LABEL: TEXT`, each text once with all of its labels."""
+    """Write lines `LABEL: TEXT`, each text once with all its labels."""
     labels: dict[str, list[str]] = {}
     for name, text in lines:
         labels.setdefault(text, []).append(name)
@@ -38,7 +38,7 @@ def join_labels(lines: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def short(value: float) -> str:
-    """1234567 -> 1.23M; 4e18 -> 4e+18; 0.25 -> 0.25."""
+    """Abbreviate a number: 1234567 -> 1.23M; 4e18 -> 4e+18; 0.25 -> 0.25."""
     for factor, unit in ((1e9, 'G'), (1e6, 'M'), (1e3, 'k')):
         if factor <= value < 1e12:
             return f'{value / factor:.3g}{unit}'
@@ -46,27 +46,27 @@ def short(value: float) -> str:
 
 
 def power(value: float) -> str:
-    """4.6e11 -> 4.6·10¹¹, 1e20 -> 10²⁰."""
+    """Write a number with a power of ten: 4.6e11 -> 4.6·10¹¹, 1e20 -> 10²⁰."""
     mantissa, _, exponent = f'{value:.2e}'.partition('e')
     raised = str(int(exponent)).translate(_RAISED)
     digits = mantissa.rstrip('0').rstrip('.')
     return f'10{raised}' if digits == '1' else f'{digits}·10{raised}'
 
 
-def words_up_to(largest: float) -> Callable[[float], str]:
-    """The notation of all numbers of an axis: `short`, or powers of ten if it reaches 10¹²."""
+def number_format(largest: float) -> Callable[[float], str]:
+    """Choose the notation of an axis: `short`, or powers of ten if it reaches 10¹²."""
     return short if largest < 1e12 else power
 
 
 def read_csv(path: str | pathlib.Path, flag: str = '--csv') -> list[Row]:
-    """The rows of a CSV file with a header; spaces after commas are ignored.
+    """Read the rows of a CSV file with a header; spaces after commas are ignored.
 
     Args:
-      path: of the file.
-      flag: that named it.
+      path: Path of the file.
+      flag: Flag that named it, for messages.
 
     Raises:
-      UserError: if it cannot be read, has no rows, or has more cells in a row than in the header.
+      UserError: The file cannot be read, is empty, or a row has more cells than the header.
     """
     try:
         # Spreadsheets begin a file with a byte order mark.
@@ -76,66 +76,67 @@ def read_csv(path: str | pathlib.Path, flag: str = '--csv') -> list[Row]:
     except (OSError, UnicodeDecodeError, csv.Error) as e:
         reason = e.strerror if isinstance(e, OSError) else e
         raise UserError(f'{flag} {str(path)!r} cannot be read: {reason}') from e
-    if problem := _malformed(rows, header):
+    if problem := _find_defect(rows, header):
         raise UserError(f'{flag} {str(path)!r} {problem}')
     return rows
 
 
-def _malformed(rows: Sequence[Row], header: Sequence[str]) -> str:
-    """What is wrong with a table; empty if nothing is."""
+def _find_defect(rows: Sequence[Row], header: Sequence[str]) -> str:
+    """Find what is wrong with a table; empty if it is well-formed."""
     if len(header) == 1 and (other := re.search(r'[;\t]', header[0])):
         return f'has {other[0]!r} between its columns: separate them by commas'
-    if twice := [name for name in header if name and header.count(name) > 1]:
-        return f'has two columns {twice[0]!r}'
+    if repeated := [name for name in header if name and header.count(name) > 1]:
+        return f'has two columns {repeated[0]!r}: rename one'
     for line, row in enumerate(rows, start=2):
         if None in row:
             return f'has more cells in line {line} than columns: quote a comma in a cell'
-    return '' if rows else 'has no rows'
+    return '' if rows else 'has no rows below its header'
 
 
-def without_copies(
+def drop_copies(
     group: Sequence[Numbered], x: Sequence[str], y: str
 ) -> tuple[list[Numbered], tuple[str, ...]]:
-    """The rows without exact copies, and lines about copies and unfinished runs.
+    """Drop exact copies of rows; return the rows, and lines about copies and unfinished runs.
 
     Args:
-      group: rows that can be fitted.
-      x, y: columns of the curve.
+      group: Rows that can be fitted.
+      x, y: Columns of the curve.
 
     Raises:
-      UserError: if a run, named in the column `run`, has two values of y at the same x.
+      UserError: A run, named in the column `run`, has two values of y at the same x.
     """
-    kept: list[Numbered] = []
-    seen: set[tuple[tuple[str, str], ...]] = set()
+    unique: list[Numbered] = []
+    contents: set[tuple[tuple[str, str], ...]] = set()
     first_lines: dict[tuple[str, ...], int] = {}
     for line, row in group:
-        whole = tuple(sorted((str(name), str(value)) for name, value in row.items()))
-        if whole in seen:
+        content = tuple(sorted((str(name), str(value)) for name, value in row.items()))
+        if content in contents:
             continue
-        seen.add(whole)
-        at = tuple(cell(row, column, '--x') for column in x)
-        if (run := row.get('run')) and first_lines.setdefault((run, *at), line) != line:
-            first = first_lines[run, *at]
-            values = ', '.join(f'{name}={value}' for name, value in zip(x, at, strict=True))
+        contents.add(content)
+        x_values = tuple(cell(row, column, '--x') for column in x)
+        if (run := row.get('run')) and first_lines.setdefault((run, *x_values), line) != line:
+            first = first_lines[run, *x_values]
+            values = ', '.join(f'{name}={value}' for name, value in zip(x, x_values, strict=True))
             raise UserError(
-                f'lines {first} and {line}: the run {run!r} has two values of {y} at {values}'
+                f'lines {first} and {line}: the run {run!r} has two values of {y} at {values}: '
+                'remove one'
             )
-        kept.append((line, row))
+        unique.append((line, row))
     counts = {
-        'are copies of another and count once': len(group) - len(kept),
+        'are copies of another and count once': len(group) - len(unique),
         'are of unfinished runs, which may not have cooled down': sum(
-            unfinished(row) for _, row in kept
+            is_unfinished(row) for _, row in unique
         ),
     }
-    return kept, tuple(f'{count} row(s) {words}' for words, count in counts.items() if count)
+    return unique, tuple(f'{count} row(s) {text}' for text, count in counts.items() if count)
 
 
-def unfinished(row: Row) -> bool:
-    """Whether a row of `scaling collect` is of a run that has not finished."""
+def is_unfinished(row: Row) -> bool:
+    """Whether a row of `scaling collect` belongs to an unfinished run."""
     return row.get('finished') == '0'
 
 
-def ordered(keys: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
+def sort_keys(keys: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """Sort the keys by each column in turn."""
     keys = list(keys)
     ranks = [_ranks(column) for column in zip(*keys, strict=True)]
@@ -143,7 +144,7 @@ def ordered(keys: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
 
 
 def _ranks(values: Sequence[str]) -> dict[str, float]:
-    """Numbers as they are, words in the order in which they first appear."""
+    """Rank numbers by value, words in the order in which they first appear."""
     different = list(dict.fromkeys(values))
     try:
         return {value: float(value) for value in different}
@@ -152,10 +153,10 @@ def _ranks(values: Sequence[str]) -> dict[str, float]:
 
 
 def cell(row: Row, column: str, flag: str) -> str:
-    """The text of a cell; empty if there is none.
+    """Read the text of a cell; empty if it is missing.
 
     Raises:
-      UserError: for an unknown column; the message names the flag.
+      UserError: The column is unknown; the message names the flag.
     """
     name = column.removeprefix('1-') if column not in row else column
     if name not in row:
@@ -164,10 +165,10 @@ def cell(row: Row, column: str, flag: str) -> str:
 
 
 def number(numbered: Numbered, column: str, flag: str) -> float:
-    """The number in a cell; `1-NAME` is one minus it.
+    """Read the number in a cell; `1-NAME` is one minus the number.
 
     Raises:
-      UserError: for text that is not a number, or as `cell`.
+      UserError: The text is not a number; see also `cell`.
     """
     line, row = numbered
     text = cell(row, column, flag)

@@ -1,4 +1,4 @@
-"""Run folders as a table: a row for each run, with its size, its cost and its results."""
+"""Run folders as a table: a row for each run, with its size, cost and results."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _FALLING_SCHEDULES = ('linear', 'cosine')  # schedules that fall to the end with
 
 
 def collect(folders: Sequence[str | paths.Path], flops_of: FlopsOf) -> list[dict[str, Cell]]:
-    """A row for every run but trunks, see `find`.
+    """Collect a row for every run except trunks, see `find_runs`.
 
-    Unknown cells are None. Besides the columns of `read_run` there is one for each config value in
-    which the runs differ, such as `config.model.width`. Runs that differ only in the seed have the
-    same `setting`.
+    Unknown cells are None. Columns are those of `read_run` and one for each config value in which
+    the runs differ, such as `config.model.width`. Runs that differ only in the seed have the same
+    `setting`.
 
     Args:
-      folders: run folders, or folders that hold run folders at any depth.
-      flops_of: the `meta` of a checkpoint -> FLOPs of a training step on average, or None.
+      folders: Run folders, or folders that contain run folders at any depth.
+      flops_of: `meta` of a checkpoint -> mean FLOPs of a training step, or None.
 
     Raises:
-      UserError: if a folder does not exist or holds no run.
+      UserError: A folder does not exist or does not contain a run.
     """
     different, _ = find_runs(folders)
     rows = [read_run(run, flops_of) for run in different]
@@ -46,37 +46,36 @@ def collect(folders: Sequence[str | paths.Path], flops_of: FlopsOf) -> list[dict
 
 
 def find_runs(folders: Sequence[str | paths.Path]) -> tuple[list[paths.Path], list[str]]:
-    """The runs in folders, and a line for each trunk, which is left out.
-
-    Args, Raises: as `collect`.
-    """
-    found = [run for folder in folders for run in run_folder.find(paths.path(folder))]
-    different = list(dict.fromkeys(found))
+    """Find the runs in folders, without trunks, and a line for each trunk; see `collect`."""
+    all_runs = [run for folder in folders for run in run_folder.find(paths.path(folder))]
+    different = list(dict.fromkeys(all_runs))
     left_out = trunk_notes(different)
     return [run for run in different if run not in left_out], list(left_out.values())
 
 
 def trunk_notes(folders: Sequence[paths.Path]) -> dict[paths.Path, str]:
-    """A line for each run that is a trunk.
+    """Describe each run that is a trunk.
 
-    A trunk is a run without a cooldown that other runs branch off from, or whose config keeps steps
-    for them. A branch may name the trunk by its path on another machine: then the run of the same
-    name beside the branch counts.
+    A trunk is a run without a cooldown from which other runs branch off, or whose config keeps
+    steps for them. A branch may name the trunk by its path on another machine: then the run of the
+    same name next to the branch counts.
     """
     configs = {folder: _config(folder) for folder in folders}
     origins = [trunk for folder, config in configs.items() for trunk in _origins(folder, config)]
-    found = {}
+    notes = {}
     for folder, config in configs.items():
         branches = origins.count(paths.absolute(folder))
-        kept = (config.get('checkpoint') or {}).get('keep_steps')
-        if (branches or kept) and not cools_down(config):
-            words = f'{branches} runs branch off from it' if branches else 'it keeps steps for them'
-            found[folder] = f'{folder}: a trunk, whose learning rate does not fall: {words}'
-    return found
+        keep_steps = (config.get('checkpoint') or {}).get('keep_steps')
+        if (branches or keep_steps) and not cools_down(config):
+            reason = (
+                f'{branches} runs branch off from it' if branches else 'it keeps steps for them'
+            )
+            notes[folder] = f'{folder}: a trunk, whose learning rate does not fall: {reason}'
+    return notes
 
 
 def _config(folder: paths.Path) -> Mapping[str, Any]:
-    """The config of a run; {} for a damaged one, which `read_run` reports."""
+    """Read the config of a run; {} if it is damaged, which `read_run` reports."""
     try:
         return run_folder.read_config(folder) or {}
     except ValueError:
@@ -86,16 +85,16 @@ def _config(folder: paths.Path) -> Mapping[str, Any]:
 def _origins(folder: paths.Path, config: Mapping[str, Any]) -> Iterator[paths.Path]:
     if name := (config.get('branch') or {}).get('from'):
         trunk = paths.absolute(name)
-        beside = paths.absolute(folder).parent / trunk.name
-        yield trunk if trunk == beside or not beside.exists() else beside
+        sibling = paths.absolute(folder).parent / trunk.name
+        yield trunk if trunk == sibling or not sibling.exists() else sibling
 
 
 def cools_down(config: Mapping[str, Any]) -> bool:
     """Whether the learning rate of a run falls to the end."""
     schedule = (config.get('optim') or {}).get('schedule') or {}
-    # A duration, as '500 steps', '5%' or 0: its unit does not matter.
-    some = re.search('[1-9]', str(schedule.get('cooldown') or ''))
-    return some is not None or schedule.get('name') in _FALLING_SCHEDULES
+    # A duration such as '500 steps', '5%' or 0: its unit does not matter.
+    cooldown = re.search('[1-9]', str(schedule.get('cooldown') or ''))
+    return cooldown is not None or schedule.get('name') in _FALLING_SCHEDULES
 
 
 def read_run(folder: paths.Path, flops_of: FlopsOf) -> dict[str, Cell]:
@@ -105,11 +104,11 @@ def read_run(folder: paths.Path, flops_of: FlopsOf) -> dict[str, Cell]:
       run, model, hardware, finished (0 or 1), steps, batch_size, parameters,
       examples_seen (steps times batch; counted if there are buckets), tokens_seen (of the
       target, without padding; only with buckets), data_size (training examples), flops (of
-      all examples seen, forward and backward, including padding), chip_hours (of training
-      alone, without evaluations and saving), then the last value of every metric.
+      all examples seen, forward and backward, including padding), chip_hours (of training,
+      without evaluations and saving), then the last value of every metric.
 
     Raises:
-      UserError: if config.json is damaged, or as `flops_of`.
+      UserError: config.json is damaged; see also `flops_of`.
     """
     try:
         config = run_folder.read_config(folder) or {}
@@ -135,7 +134,7 @@ def read_run(folder: paths.Path, flops_of: FlopsOf) -> dict[str, Cell]:
         'steps': steps,
         'batch_size': batch_size,
         'parameters': run_folder.count_saved_parameters(saved) if saved else None,
-        **(_counted(series) if buckets else {'examples_seen': steps * batch_size}),
+        **(_count_examples(series) if buckets else {'examples_seen': steps * batch_size}),
         'data_size': meta.get('num_examples'),
         'flops': None if per_step is None else round(per_step * steps),
         'chip_hours': _chip_hours(hardware, series.get('train/step_sec')),
@@ -144,7 +143,7 @@ def read_run(folder: paths.Path, flops_of: FlopsOf) -> dict[str, Cell]:
 
 
 def _chip_hours(hardware: str | None, step_sec: Series | None) -> float | None:
-    """The number of chips times the hours of training."""
+    """Multiply the number of chips by the hours of training."""
     described = re.fullmatch(r'(\d+) x (.+?)(?: on \d+ slices)? \(\w+\)', hardware or '')
     if described is None or step_sec is None:
         return None
@@ -153,13 +152,13 @@ def _chip_hours(hardware: str | None, step_sec: Series | None) -> float | None:
 
 
 def _seconds(step_sec: Series) -> np.ndarray:
-    """Seconds of training between each line of metrics and the one before."""
+    """Compute the seconds of training between each line of metrics and the line before."""
     steps, seconds = step_sec
     return np.diff(steps, prepend=0) * seconds
 
 
-def _counted(series: Mapping[str, Series]) -> dict[str, Cell]:
-    """Sentences and tokens of training: logged rates times the seconds between log lines."""
+def _count_examples(series: Mapping[str, Series]) -> dict[str, Cell]:
+    """Count sentences and tokens of training: logged rates times the seconds between log lines."""
     names = {'examples_seen': 'train/sentences_per_sec', 'tokens_seen': 'train/tokens_per_sec'}
     if 'train/step_sec' not in series:
         return dict.fromkeys(names)
@@ -172,15 +171,15 @@ def _finite(value: float) -> float | None:
 
 
 def config_differences(folders: Sequence[paths.Path]) -> list[dict[str, Cell]]:
-    """For every run, the config values in which the runs differ, such as `config.model.width`."""
+    """List, for every run, the config values that differ, such as `config.model.width`."""
     configs = [_flatten(run_folder.read_config(folder) or {}) for folder in folders]
-    every = list(dict.fromkeys(key for config in configs for key in config))
-    differing = [k for k in every if len({json.dumps(config.get(k)) for config in configs}) > 1]
+    keys = list(dict.fromkeys(key for config in configs for key in config))
+    differing = [k for k in keys if len({json.dumps(config.get(k)) for config in configs}) > 1]
     return [{f'config.{key}': config.get(key) for key in differing} for config in configs]
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
-    """{'model': {'width': 64}} -> {'model.width': 64}."""
+    """Flatten {'model': {'width': 64}} to {'model.width': 64}."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping):
@@ -191,25 +190,25 @@ def _flatten(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
 
 
 def shared_settings(folders: Sequence[paths.Path]) -> list[dict[str, str]]:
-    """For every run, its setting as `{'setting': digest}`; {} if no two runs share one."""
+    """List, for every run, `{'setting': digest}`; {} if all runs have different settings."""
     configs = [run_folder.read_config(folder) or {} for folder in folders]
-    found = [setting(config) for config in configs]
+    digests = [setting(config) for config in configs]
     seeds = [config.get('seed') for config in configs]
-    pairs = set(zip(found, seeds, strict=True))
-    if len(pairs) == len(set(found)):
+    pairs = set(zip(digests, seeds, strict=True))
+    if len(pairs) == len(set(digests)):
         return [{} for _ in folders]
-    return [{SETTING: one} for one in found]
+    return [{SETTING: digest} for digest in digests]
 
 
 def setting(config: Mapping[str, Any]) -> str:
-    """The digest of a config without its seed; for a branch, its trunk's config counts likewise."""
-    kept = _seedless(config)
+    """Compute the digest of a config without its seed; a branch includes its trunk's config."""
+    values = _seedless(config)
     branch = dict(config.get('branch') or {})
     if branch.get('from') and (trunk := _trunk(branch['from'])) is not None:
-        # It may train longer for other branches and keep their checkpoints.
+        # The trunk may train longer for other branches and keep their checkpoints.
         common = {key: trunk[key] for key in trunk if key not in ('total', 'checkpoint')}
-        kept['branch'] = branch | {'from': digest(_seedless(common))}
-    return digest(kept)
+        values['branch'] = branch | {'from': digest(_seedless(common))}
+    return digest(values)
 
 
 def _seedless(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -217,7 +216,7 @@ def _seedless(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _trunk(folder: str) -> dict[str, Any] | None:
-    """The config of a trunk; None if it is missing or unreachable."""
+    """Read the config of a trunk; None if it is missing or unreachable."""
     try:
         return run_folder.read_config(paths.path(folder))
     except UserError:
@@ -225,35 +224,35 @@ def _trunk(folder: str) -> dict[str, Any] | None:
 
 
 def digest(config: Mapping[str, Any]) -> str:
-    """The first 12 digits of the SHA-256 of a config's JSON with sorted keys."""
+    """Compute the first 12 digits of the SHA-256 of a config's JSON with sorted keys."""
     text = json.dumps(config, sort_keys=True, separators=(',', ':'))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def classification_rows(
+def select_classification(
     rows: Sequence[dict[str, str]], by: Sequence[str]
 ) -> tuple[list[dict[str, str]], list[str]]:
-    """The rows of classification runs; all rows if there are none.
+    """Select the rows of classification runs; all rows if there are none.
 
     Metrics of the same name, such as accuracy or loss, differ between tasks.
 
     Args:
-      rows: of runs, read from the table of `collect`.
-      by: columns whose values distinguish curves; with the task among them, all rows are kept.
+      rows: Rows of runs, read from the table of `collect`.
+      by: Columns whose values distinguish curves; with the task among them, all rows are kept.
 
     Returns:
-      The rows, and a line for each that is left out.
+      Rows, and a line for each row left out.
     """
     tasks = [row.get(_TASK, '') for row in rows]
     if _TASK in by or _CLASSIFY not in tasks:
         return list(rows), []
     pairs = list(zip(rows, tasks, strict=True))
-    others = [f'{row["run"]}: its task is {task}' for row, task in pairs if task != _CLASSIFY]
-    return [row for row, task in pairs if task == _CLASSIFY], others
+    left_out = [f'{row["run"]}: its task is {task}' for row, task in pairs if task != _CLASSIFY]
+    return [row for row, task in pairs if task == _CLASSIFY], left_out
 
 
 def to_csv(rows: Sequence[Mapping[str, Cell]]) -> str:
-    """The rows as CSV with a header; columns in the order in which they first appear."""
+    """Format rows as CSV with a header; columns in the order in which they first appear."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, restval='', lineterminator='\n')

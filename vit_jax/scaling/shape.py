@@ -1,7 +1,8 @@
-"""Shapes that are optimal for a compute budget: the closed form of a star sweep.
+"""Optimal shapes for a compute budget: the closed form of a star sweep.
 
 Alabdulmohsin et al. 2023, "Getting ViT in Shape" (arXiv:2305.13035), section 3: the loss over one
-dimension x of the shape and the compute t, with the others held at a large enough center, is
+dimension x of the shape and the compute t, with the other dimensions fixed at a large enough
+center, is
 
     f(x, t) = alpha x^-a + (beta x^b + xi) t^-c + epsilon        (their equation 2)
 
@@ -22,14 +23,14 @@ from threadpoolctl import threadpool_limits
 
 from vit_jax.errors import UserError
 from vit_jax.scaling import curve_fit
-from vit_jax.scaling.rows import Row, cell, number, unfinished
+from vit_jax.scaling.rows import Row, cell, is_unfinished, number
 
-BOUNDS = (0.02, 4.0)  # of the exponents
-LEAST = 8  # runs of a ray; its law has 7 parameters
+BOUNDS = (0.02, 4.0)  # bounds of the exponents
+LEAST = 8  # least number of runs of a ray; its law has 7 parameters
 _GRID = (0.1, 0.3, 0.6, 1.0, 1.6)
-_STARTS = 3  # whose search is refined
-_ROUNDS = 200  # of least squares
-_NEGLIGIBLE = 1e-9  # share of y below which a term is missing
+_STARTS = 3  # number of starts that are refined
+_ROUNDS = 200  # most evaluations of least squares
+_NEGLIGIBLE = 1e-9  # share of y below which a term counts as missing
 _FLAT = 1e-6
 
 
@@ -38,13 +39,13 @@ class StarColumns:
     """Names of the columns.
 
     Attributes:
-      shape: the dimensions, as `config.model.width`.
-      t: compute of a run.
-      y: an error or a loss; `1-NAME` for one minus an accuracy.
-      examples: examples seen; None without such a column.
+      shape: Dimensions, such as `config.model.width`.
+      t: Compute of a run.
+      y: Error or loss; `1-NAME` for one minus an accuracy.
+      examples: Examples seen; None without such a column.
 
     Raises:
-      UserError: without a dimension.
+      UserError: `shape` is empty.
     """
 
     shape: tuple[str, ...]
@@ -54,11 +55,11 @@ class StarColumns:
 
     def __post_init__(self) -> None:
         if not self.shape:
-            raise UserError('--shape: name the columns of width, depth or others')
+            raise UserError('--shape is empty: name columns such as config.model.width')
 
     @property
     def flags(self) -> list[tuple[str, str]]:
-        """The columns in which a row needs a value, and their flags."""
+        """Columns in which a row needs a value, and their flags."""
         return [*((name, '--shape') for name in self.shape), (self.t, '--t'), (self.y, '--y')]
 
 
@@ -67,7 +68,7 @@ class Ray:
     """Runs that differ in one dimension.
 
     Attributes:
-      x, t, y: [M], the dimension, compute and loss of each.
+      x, t, y: Dimension, compute and loss [M] of each run.
     """
 
     x: np.ndarray
@@ -77,14 +78,14 @@ class Ray:
 
 @dataclasses.dataclass(frozen=True)
 class StarSweep:
-    """A star sweep: runs that vary one dimension at a time around a center.
+    """Star sweep: runs that vary one dimension at a time around a center.
 
     Attributes:
       center: {dimension: value}.
-      rays: {dimension: its runs, including those of the center}.
-      example: the power law of the compute of an example: {dimension: exponent}, and the log of
-        its scale under ''; {} if unknown.
-      notes: warnings about the table.
+      rays: {dimension: its runs, including the center's runs}.
+      example: Power law of the compute of an example: {dimension: exponent}, and the log of its
+        scale under ''; {} if unknown.
+      notes: Warnings about the table.
     """
 
     center: dict[str, float]
@@ -93,7 +94,7 @@ class StarSweep:
     notes: tuple[str, ...]
 
     def cost(self, shape: dict[str, float]) -> float | None:
-        """Compute of an example of a shape; None if unknown."""
+        """Predict the compute of an example for a shape; None if unknown."""
         if not self.example:
             return None
         powers = sum(p * np.log(shape[name]) for name, p in self.example.items() if name)
@@ -102,10 +103,10 @@ class StarSweep:
 
 @dataclasses.dataclass(frozen=True)
 class ShapeLaw:
-    """The law of one dimension, in the units of the table.
+    """Law of one dimension, in the units of the table.
 
     Attributes:
-      alpha, a, beta, b, xi, c, epsilon: as in equation 2.
+      alpha, a, beta, b, xi, c, epsilon: Parameters of equation 2.
     """
 
     alpha: float
@@ -122,26 +123,26 @@ class ShapeLaw:
         return self.c / (self.a + self.b)
 
     def value(self, x: np.ndarray, t: np.ndarray | float) -> np.ndarray:
-        """The loss [M] at x [M] and t, [M] or a number."""
-        held = self.beta * x**self.b + self.xi
-        return self.alpha * x**-self.a + held * t**-self.c + self.epsilon
+        """Predict the loss [M] at x [M] and t, [M] or a number."""
+        growing = self.beta * x**self.b + self.xi
+        return self.alpha * x**-self.a + growing * t**-self.c + self.epsilon
 
     def best(self, t: float) -> float:
-        """The optimal x for a budget: the minimum of equation 2."""
+        """Find the optimal x for a budget: the minimum of equation 2."""
         ratio = self.alpha * self.a * t**self.c / (self.beta * self.b)
         return float(ratio ** (1 / (self.a + self.b)))
 
 
 @dataclasses.dataclass(frozen=True)
 class ShapeFit:
-    """The laws of a star sweep.
+    """Laws of a star sweep.
 
     Attributes:
       laws: {dimension: its law}, for dimensions with an optimum.
-      replicates: the same for each bootstrap sample.
-      dof: degrees of freedom, runs less parameters, at least 2.
-      rmse: root mean square error of the log of the loss.
-      notes: a warning for each dimension without an optimum, and others.
+      replicates: Laws of each bootstrap sample.
+      dof: Degrees of freedom, runs minus parameters, at least 2.
+      rmse: Root mean square error of the log of the loss.
+      notes: Warnings, including one for each dimension without an optimum.
     """
 
     laws: dict[str, ShapeLaw]
@@ -151,22 +152,23 @@ class ShapeFit:
     notes: tuple[str, ...]
 
     def exponent(self, name: str) -> tuple[float, list[float]]:
-        """s of a dimension and its 90 % band; [] without a bootstrap."""
-        return self._banded(self.laws[name].s, [one[name].s for one in self._with(name)])
+        """Compute s of a dimension and its 90 % band; [] without a bootstrap."""
+        samples = [law.s for law in self._laws_of(name)]
+        return self._add_band(self.laws[name].s, samples)
 
     def best(self, name: str, t: float) -> tuple[float, list[float]]:
-        """The optimum of a dimension for a budget, and its 90 % band; [] without a bootstrap."""
-        found = [one[name].best(t) for one in self._with(name)]
-        return self._banded(self.laws[name].best(t), found)
+        """Find a dimension's optimum for a budget, and its 90 % band; [] without a bootstrap."""
+        samples = [law.best(t) for law in self._laws_of(name)]
+        return self._add_band(self.laws[name].best(t), samples)
 
     def scaled(self, start: Mapping[str, float], ratio: float) -> dict[str, float]:
-        """A shape that is optimal for some budget, scaled to `ratio` times that budget."""
+        """Scale a shape that is optimal for some budget to `ratio` times the budget."""
         return {name: x * ratio ** self.laws[name].s for name, x in start.items()}
 
-    def _with(self, name: str) -> list[dict[str, ShapeLaw]]:
-        return [one for one in self.replicates if name in one]
+    def _laws_of(self, name: str) -> list[ShapeLaw]:
+        return [laws[name] for laws in self.replicates if name in laws]
 
-    def _banded(self, value: float, samples: Sequence[float]) -> tuple[float, list[float]]:
+    def _add_band(self, value: float, samples: Sequence[float]) -> tuple[float, list[float]]:
         if not samples:
             return value, []
         factor = np.exp(curve_fit.half_width(np.std(np.log([samples]), axis=1), self.dof))[0]
@@ -177,15 +179,15 @@ def read_star(rows: Sequence[Row], columns: StarColumns) -> StarSweep:
     """Read the star sweep of a table: most runs differ from its center in at most one dimension.
 
     Raises:
-      UserError: for an unknown column, text where a number belongs, or a dimension with too few
-        runs, sizes or budgets.
+      UserError: A column is unknown, a cell is not a number, or a dimension has too few runs,
+        sizes or budgets.
     """
-    kept, notes = [], []
+    usable, notes = [], []
     for line, row in enumerate(rows, start=2):
         name = row.get('run') or f'line {line}'
         empty = [column for column, flag in columns.flags if not cell(row, column, flag)]
         values = [number((line, row), *flag) for flag in columns.flags] if not empty else []
-        if unfinished(row):
+        if is_unfinished(row):
             notes.append(f'{name}: left out, it is not finished')
         elif empty:
             notes.append(f'{name}: left out, it has no {empty[0].removeprefix("1-")}')
@@ -193,23 +195,25 @@ def read_star(rows: Sequence[Row], columns: StarColumns) -> StarSweep:
             at = int(np.argmin([np.isfinite(v) and v > 0 for v in values]))
             notes.append(f'{name}: left out, {columns.flags[at][0]} is {values[at]:g}')
         else:
-            kept.append([*values, _examples(row, line, columns)])
-    if not kept:
+            usable.append([*values, _examples(row, line, columns)])
+    if not usable:
         raise UserError(f'no row can be fitted; {notes[0]}')
-    table = np.array(kept)
+    table = np.array(usable)
     shapes = table[:, : len(columns.shape)]
     middle = _center(shapes)
-    away = (shapes != middle).sum(axis=1)
-    if far := int((away > 1).sum()):
-        notes.append(f'{far} run(s) differ from the center in more than one dimension: left out')
-    table, shapes = table[away < 2], shapes[away < 2]
+    distance = (shapes != middle).sum(axis=1)
+    if far_runs := int((distance > 1).sum()):
+        notes.append(
+            f'{far_runs} run(s) differ from the center in more than one dimension: left out'
+        )
+    table, shapes = table[distance < 2], shapes[distance < 2]
     rays = {}
     for i, name in enumerate(columns.shape):
         chosen = np.delete(shapes == middle, i, axis=1).all(axis=1)
         rays[name] = Ray(shapes[chosen, i], table[chosen, -3], table[chosen, -2])
-        _check(name, rays[name])
+        _require_enough(name, rays[name])
     center = dict(zip(columns.shape, map(float, middle), strict=True))
-    example = _example(columns.shape, shapes, table[:, -3], table[:, -1])
+    example = _fit_example_cost(columns.shape, shapes, table[:, -3], table[:, -1])
     return StarSweep(center, rays, example, tuple(notes))
 
 
@@ -221,77 +225,79 @@ def _examples(row: Row, line: int, columns: StarColumns) -> float:
 
 def _center(shapes: np.ndarray) -> np.ndarray:
     counts = collections.Counter(map(tuple, shapes))
-    near = {one: int(((shapes != one).sum(axis=1) < 2).sum()) for one in counts}
-    return np.array(max(counts, key=lambda one: (near[one], counts[one])))
+    near = {shape: int(((shapes != shape).sum(axis=1) < 2).sum()) for shape in counts}
+    return np.array(max(counts, key=lambda shape: (near[shape], counts[shape])))
 
 
-def _check(name: str, ray: Ray) -> None:
+def _require_enough(name: str, ray: Ray) -> None:
     for values, noun in ((ray.x, 'sizes'), (ray.t, 'budgets')):
         if (different := len(np.unique(values))) < 3:
-            raise UserError(f'--shape {name}: {different} {noun} around the center, of 3 needed')
+            raise UserError(f'--shape {name}: {different} {noun} around the center; run at least 3')
     if len(ray.y) < LEAST:
-        raise UserError(f'--shape {name}: {len(ray.y)} runs around the center, of {LEAST} needed')
+        raise UserError(
+            f'--shape {name}: {len(ray.y)} runs around the center; add some, {LEAST} are needed'
+        )
 
 
-def _example(
+def _fit_example_cost(
     names: Sequence[str], shapes: np.ndarray, t: np.ndarray, examples: np.ndarray
 ) -> dict[str, float]:
-    """The power law of the compute of an example, by least squares of its log."""
-    known = np.isfinite(examples) & (examples > 0)
-    terms = np.column_stack([np.ones(known.sum()), np.log(shapes[known])])
+    """Fit the power law of the compute of an example, by least squares of its log."""
+    usable = np.isfinite(examples) & (examples > 0)
+    terms = np.column_stack([np.ones(usable.sum()), np.log(shapes[usable])])
     if np.linalg.matrix_rank(terms) < len(names) + 1:
         return {}
-    found = np.linalg.lstsq(terms, np.log(t[known] / examples[known]), rcond=None)[0]
-    return dict(zip(('', *names), map(float, found), strict=True))
+    coefficients = np.linalg.lstsq(terms, np.log(t[usable] / examples[usable]), rcond=None)[0]
+    return dict(zip(('', *names), map(float, coefficients), strict=True))
 
 
 def fit_shapes(star: StarSweep, bootstrap: int = 0, seed: int = 0) -> ShapeFit:
     """Fit the laws of all dimensions at once, by least squares of relative errors.
 
-    For given exponents the other parameters follow from non-negative least squares (variable
-    projection), so that only c and each dimension's a and b are searched.
+    For fixed exponents the other parameters follow from non-negative least squares (variable
+    projection), so only c and each dimension's a and b are searched.
 
     Raises:
-      UserError: if the search does not converge.
+      UserError: The search does not converge.
     """
     with threadpool_limits(1, user_api='blas'):
         rays = list(star.rays.values())
-        at = _search(rays)
-        found = _laws(star, at)
-        curves = [law.value(ray.x, ray.t) for law, ray in zip(found, rays, strict=True)]
+        exponents = _search(rays)
+        fitted_laws = _laws(star, exponents)
+        curves = [law.value(ray.x, ray.t) for law, ray in zip(fitted_laws, rays, strict=True)]
         errors = [np.log(ray.y / curve) for ray, curve in zip(rays, curves, strict=True)]
-        runs, used = sum(len(one) for one in errors), 1 + 6 * len(rays)
+        runs, used = sum(len(ray_errors) for ray_errors in errors), 1 + 6 * len(rays)
         pool = np.concatenate(errors) * np.sqrt(runs / max(runs - used, 1))
-        rng, drawn = np.random.default_rng(seed), []
+        rng, replicates = np.random.default_rng(seed), []
         for _ in range(bootstrap):
-            new = [
+            redrawn = [
                 dataclasses.replace(
                     ray, y=curve * np.exp(rng.choice(pool - pool.mean(), len(curve)))
                 )
                 for ray, curve in zip(rays, curves, strict=True)
             ]
-            again = _laws(
-                dataclasses.replace(star, rays=dict(zip(star.rays, new, strict=True))),
-                _refine(new, at).x,
+            refitted = _laws(
+                dataclasses.replace(star, rays=dict(zip(star.rays, redrawn, strict=True))),
+                _refine(redrawn, exponents).x,
             )
-            drawn.append(_with_optimum(star, again)[0])
-    laws, notes = _with_optimum(star, found)
+            replicates.append(_select_optimal(star, refitted)[0])
+    laws, notes = _select_optimal(star, fitted_laws)
     return ShapeFit(
-        laws, tuple(drawn), max(runs - used, 2), curve_fit.rms(np.concatenate(errors)), notes
+        laws, tuple(replicates), max(runs - used, 2), curve_fit.rms(np.concatenate(errors)), notes
     )
 
 
-def _with_optimum(
-    star: StarSweep, found: Sequence[ShapeLaw]
+def _select_optimal(
+    star: StarSweep, fitted_laws: Sequence[ShapeLaw]
 ) -> tuple[dict[str, ShapeLaw], tuple[str, ...]]:
-    """The laws with a minimum, and a line for each other one."""
+    """Select the laws with a minimum, with a line for each of the others."""
     laws, notes = {}, []
-    for (name, ray), law in zip(star.rays.items(), found, strict=True):
+    for (name, ray), law in zip(star.rays.items(), fitted_laws, strict=True):
         falls = np.max(law.alpha * ray.x**-law.a / ray.y)
         grows = np.max(law.beta * ray.x**law.b * ray.t**-law.c / ray.y)
         if min(falls, grows) < _NEGLIGIBLE:
             verdict = 'better' if falls < _NEGLIGIBLE else 'worse'
-            notes.append(f'{name}: no optimum: in these runs, a larger one is never {verdict}')
+            notes.append(f'{name}: no optimum: in these runs, larger is never {verdict}')
             continue
         laws[name] = law
         best = [law.best(t) for t in (ray.t.min(), ray.t.max())]
@@ -301,15 +307,15 @@ def _with_optimum(
 
 
 def _search(rays: Sequence[Ray]) -> np.ndarray:
-    """The exponents [1 + 2 K]: c, then a and b of each dimension."""
+    """Search the exponents [1 + 2 K]: c, then a and b of each dimension."""
     starts = []
     for c in _GRID:
         pairs = [min(itertools.product(_GRID, _GRID), key=_cost_of(ray, c)) for ray in rays]
         starts.append(np.array([c, *itertools.chain(*pairs)]))
     starts.sort(key=lambda at: float(np.sum(_errors(at, rays) ** 2)))
-    found = min((_refine(rays, at) for at in starts[:_STARTS]), key=lambda one: one.cost)
-    again = _refine(rays, found.x)
-    if not found.success or again.cost < found.cost * (1 - 1e-3) - _FLAT**2:
+    best = min((_refine(rays, at) for at in starts[:_STARTS]), key=lambda result: result.cost)
+    again = _refine(rays, best.x)
+    if not best.success or again.cost < best.cost * (1 - 1e-3) - _FLAT**2:
         raise UserError('the law of shapes did not converge; give more runs or fewer dimensions')
     return again.x
 
@@ -331,14 +337,14 @@ def _errors(at: np.ndarray, rays: Sequence[Ray]) -> np.ndarray:
 
 
 def _project(ray: Ray, c: float, a: float, b: float) -> tuple[np.ndarray, np.ndarray]:
-    """The best (alpha, beta, xi, epsilon) >= 0 for x and t in scaled units; relative errors [M]."""
-    x, t = _scaled(ray)
+    """Find the best (alpha, beta, xi, epsilon) >= 0 in scaled units, and relative errors [M]."""
+    x, t = _scale_ray(ray)
     terms = np.stack([x**-a, x**b * t**-c, t**-c, np.ones_like(x)], axis=1) / ray.y[:, None]
     linear = optimize.nnls(terms, np.ones_like(x))[0]
     return linear, terms @ linear - 1
 
 
-def _scaled(ray: Ray) -> tuple[np.ndarray, np.ndarray]:
+def _scale_ray(ray: Ray) -> tuple[np.ndarray, np.ndarray]:
     return ray.x / _scale(ray.x), ray.t / _scale(ray.t)
 
 
@@ -347,11 +353,11 @@ def _scale(values: np.ndarray) -> float:
 
 
 def _laws(star: StarSweep, at: np.ndarray) -> list[ShapeLaw]:
-    """The laws in the units of the table."""
-    c, found = float(at[0]), []
+    """Convert exponents to laws in the units of the table."""
+    c, laws = float(at[0]), []
     for ray, (a, b) in zip(star.rays.values(), at[1:].reshape(-1, 2), strict=True):
         alpha, beta, xi, epsilon = _project(ray, c, a, b)[0]
         x, t = _scale(ray.x), _scale(ray.t)
         law = ShapeLaw(alpha * x**a, a, beta * x**-b * t**c, b, xi * t**c, c, epsilon)
-        found.append(ShapeLaw(*map(float, dataclasses.astuple(law))))
-    return found
+        laws.append(ShapeLaw(*map(float, dataclasses.astuple(law))))
+    return laws

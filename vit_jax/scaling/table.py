@@ -1,4 +1,4 @@
-"""Curves of a table: group its rows, hold some out, fit, and compare forms."""
+"""Curves of a table: groups of rows, held-out points, fits, and comparison of forms."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.scaling import averaging, curve_fit, forms, isoflop
 from vit_jax.scaling.curve_fit import LOG_HUBER, Objective
-from vit_jax.scaling.noise import Seeds, centers, merge, one_run_each, point_indices
+from vit_jax.scaling.noise import Seeds, centers, merge, point_indices, single_runs
 from vit_jax.scaling.parallel import map_items
-from vit_jax.scaling.rows import Numbered, Row, cell, label, number, ordered, without_copies
+from vit_jax.scaling.rows import Numbered, Row, cell, drop_copies, label, number, sort_keys
 
 ALL = 'all'
-_NAMED = 3  # rows of one reason
-_UPTURN = 6  # least number of points in which a rise is looked for
-_RISE = 0.01  # of log y that is mentioned
+_NAMED = 3  # most rows named for the same reason
+_UPTURN = 6  # least number of points for the search of a rise
+_RISE = 0.01  # least rise of log y that is reported
 _SIGNIFICANT = 6.0  # standard errors of a mean; the lowest of several is low by chance
-_WIDE_RATIO = 100.0  # of the ends of an interval of what is not identified
-_MEASURED = 10.0  # times the largest fitted x up to which bands were measured: docs/predictions.md
-_FLAT = 1e-6  # relative fall of a curve that is none
+_WIDE_RATIO = 100.0  # ratio of the ends of an interval above which a value is not identified
+_MEASURED = 10.0  # x over the largest fitted x up to which docs/predictions.md measured bands
+_FLAT = 1e-6  # relative fall up to which a curve counts as flat
 OBJECTIVES = {
     'delta 0.01': Objective(delta=0.01),
     'delta 0.1': Objective(delta=0.1),
@@ -39,21 +39,20 @@ class FitOptions:
     """Columns, form and held-out points of a fit.
 
     Attributes:
-      x: the columns of x, as many as the form takes.
-      y: the column of the error or loss; `1-NAME` for one minus an accuracy.
-      by: columns whose values distinguish the curves.
-      holdout_column: 1 for rows that are fitted, 0 for rows that are held out.
-      holdout: without such a column, the upper share of the range of x that is held out: with
-        0.5, all x above half of the largest; 0 for nothing.
-      beside: further shares whose extrapolation errors are measured.
-      form: name of a form, or `auto`; curves with no more points than parameters get a simpler
-        one.
-      against: names of forms whose extrapolation is compared; see `find_variants`.
-      frontier: keep only the points on the Pareto frontier.
-      bootstrap: replicates for the bands.
-      seed: the column of seeds: rows of a curve with the same x are averaged into one point. If
-        None, rows with the same `setting` are, a column of `collect`.
-      target: an x at which y is predicted; None for none.
+      x: Columns of x, as many as the form takes.
+      y: Column of the error or loss; `1-NAME` for one minus an accuracy.
+      by: Columns whose values distinguish the curves.
+      holdout_column: Column with 1 for rows to fit and 0 for rows to hold out.
+      holdout: Upper share of the range of x to hold out if there is no such column: with 0.5, all
+        x above half of the largest; 0 for nothing.
+      beside: Further shares whose extrapolation errors are measured.
+      form: Name of a form, or `auto`; curves with too few points get a simpler form.
+      against: Names of forms whose extrapolation is compared; see `find_variants`.
+      frontier: Whether to keep only the points on the Pareto frontier.
+      bootstrap: Replicates for the bands.
+      seed: Column of seeds: rows of a curve with the same x are averaged into one point. None
+        averages rows with the same `setting`, a column of `collect`.
+      target: x at which y is predicted; None for no prediction.
     """
 
     x: tuple[str, ...]
@@ -72,26 +71,26 @@ class FitOptions:
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """The points of a group, the law through all of them, and its error on points held out.
+    """Points of a group, the law through all of them, and its error on held-out points.
 
     Attributes:
       by: {column: value}.
-      x, y: [N, K] and [N], ascending in x.
-      kept: [N], False for points that are held out to measure the error.
-      seeds: of the runs of each point.
-      beaten: [M, K + 1], x and y of the points off the frontier; M is 0 without a frontier.
-      fit: to all points; None if there are too few, `problem` is the reason.
-      tested: the fit without the points held out; None if there are none, or too few others.
-      notes: lines about its rows.
-      holdout_rmse: extrapolation error of `tested`.
-      against: {variant: its holdout_rmse}; None for one that cannot be fitted.
-      beside: {share held out: holdout_rmse}; None where the rest cannot be fitted.
+      x, y: Points, [N, K] and [N], ascending in x.
+      fit_mask: Mask [N] of the fitted points; the others are held out to measure the error.
+      seeds: Seeds of the runs of each point.
+      beaten: x and y [M, K + 1] of the points off the frontier; M is 0 without a frontier.
+      fit: Fit to all points; None if there are too few, with the reason in `problem`.
+      tested: Fit without the held-out points; None if there are none, or too few others.
+      notes: Lines about its rows.
+      holdout_rmse: Extrapolation error of `tested`.
+      against: {variant: its holdout_rmse}; None for a variant that cannot be fitted.
+      beside: {share held out: holdout_rmse}; None if the other points cannot be fitted.
     """
 
     by: dict[str, str]
     x: np.ndarray
     y: np.ndarray
-    kept: np.ndarray
+    fit_mask: np.ndarray
     fit: curve_fit.Fit | None
     holdout_rmse: float | None
     against: dict[str, float | None]
@@ -104,19 +103,19 @@ class Curve:
 
     @property
     def label(self) -> str:
-        """The name of the curve: its values of the columns `by`."""
+        """Name of the curve: its values of the columns `by`."""
         return label(self.by)
 
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """A way to fit.
+    """Variant of a fit.
 
     Attributes:
-      name: for tables.
-      form: name of a form, or `choice.AUTO`.
-      objective: to minimize.
-      starts: number of starting points, the first ones; 0 for all.
+      name: Name in tables.
+      form: Name of a form, or `averaging.AUTO`.
+      objective: Loss to minimize.
+      starts: Number of starting points, the first ones; 0 for all.
     """
 
     name: str
@@ -125,7 +124,7 @@ class Variant:
     starts: int = 0
 
     def fit(self, x: np.ndarray, y: np.ndarray, *, seeds: Seeds | None = None) -> curve_fit.Fit:
-        """The fit to points, without a bootstrap; raise UserError as `curve_fit.fit`."""
+        """Fit points without a bootstrap; raise UserError like `curve_fit.fit`."""
         if self.form == averaging.AUTO:
             return averaging.fit_average(x, y, seeds=seeds)
         form = forms.find(self.form)
@@ -135,14 +134,14 @@ class Variant:
 def fit_curves(rows: Sequence[Row], options: FitOptions, workers: int = 1) -> list[Curve]:
     """Fit one curve to each group, in the order of its values, or of appearance if they are words.
 
-    Rows without a positive finite x and y are left out, with a note on the curve. With several
-    workers, as many processes fit the curves; results do not depend on their number.
+    Rows without a positive finite x and y are left out, with a note on the curve. Results do not
+    depend on the number of workers (processes).
 
     Raises:
-      UserError: for an unknown column or form, text where a number belongs, or no usable row.
+      UserError: A column or form is unknown, a cell is not a number, or no row is usable.
     """
-    others = find_variants(options.against, options.form, len(options.x))
-    for name in (options.form, *(other.form for other in others)):
+    variants = find_variants(options.against, options.form, len(options.x))
+    for name in (options.form, *(other.form for other in variants)):
         if name != averaging.AUTO and forms.find(name).columns != len(options.x):
             raise UserError(f'--form {name}: --x takes {forms.find(name).columns} column(s)')
     if options.target is not None and len(options.x) > 1:
@@ -152,22 +151,24 @@ def fit_curves(rows: Sequence[Row], options: FitOptions, workers: int = 1) -> li
     for numbered in enumerate(rows, start=2):
         key = tuple(cell(numbered[1], column, '--by') for column in options.by)
         group = groups.setdefault(key, [])
-        if problem := _problem(numbered, options):
+        if problem := _find_problem(numbered, options):
             left_out.setdefault(key, []).append((_name(numbered), problem))
         else:
             group.append(numbered)
     if not any(groups.values()):
-        raise UserError(f'no row can be fitted; {_left_out(left_out[next(iter(groups))])[0]}')
+        raise UserError(
+            f'no row can be fitted; {_summarize_left_out(left_out[next(iter(groups))])[0]}'
+        )
     jobs = [
         functools.partial(
-            _curve,
+            _fit_group,
             dict(zip(options.by, key, strict=True)),
             groups[key],
             options,
-            others,
-            _left_out(left_out.get(key, [])),
+            variants,
+            _summarize_left_out(left_out.get(key, [])),
         )
-        for key in ordered(groups)
+        for key in sort_keys(groups)
     ]
     curves = map_items(_call, jobs, 'fitting', workers)
     fits = averaging.share_noise([curve.fit for curve in curves])
@@ -183,46 +184,46 @@ def _call(job: Callable[[], Curve]) -> Curve:
 
 
 def published_curves(rows: Sequence[Row], options: FitOptions) -> list[Curve]:
-    """The curves of a published table, with the columns and the form of one's own.
+    """Fit the curves of a published table with the same columns and form.
 
-    The column `curve`, if there is one, names the curves. On a frontier, all points are one.
+    The column `curve`, if present, names the curves. On a frontier, all points are one curve.
 
     Raises:
-      UserError: as `fit_curves`.
+      UserError: See `fit_curves`.
     """
     by = ('curve',) if 'curve' in rows[0] and not options.frontier else ()
-    alone = dataclasses.replace(options, by=by, holdout_column=None, holdout=0.0, bootstrap=0)
+    plain = dataclasses.replace(options, by=by, holdout_column=None, holdout=0.0, bootstrap=0)
     return fit_curves(
-        rows, dataclasses.replace(alone, beside=(), against=(), seed=None, target=None)
+        rows, dataclasses.replace(plain, beside=(), against=(), seed=None, target=None)
     )
 
 
-def _needed(options: FitOptions) -> list[tuple[str, str]]:
-    """The columns in which a row needs a value, and the flags that name them."""
+def _required_columns(options: FitOptions) -> list[tuple[str, str]]:
+    """List the columns in which a row needs a value, and the flags that name them."""
     return [*((x, '--x') for x in options.x), (options.y, '--y')]
 
 
 def _name(numbered: Numbered) -> str:
-    """The run of a row, or its line."""
+    """Name a row by its run, or by its line."""
     return numbered[1].get('run') or f'line {numbered[0]}'
 
 
-def _left_out(rows: Sequence[tuple[str, str]]) -> tuple[str, ...]:
-    """A line for each reason, with the names of the rows, or the first of many."""
+def _summarize_left_out(rows: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    """Write a line for each reason, with the names of the first rows."""
     names: dict[str, list[str]] = {}
     for name, problem in rows:
         names.setdefault(problem, []).append(name)
     return tuple(
-        f'left out: {", ".join(found[:_NAMED])}'
-        + (f' and {len(found) - _NAMED} more' if len(found) > _NAMED else '')
+        f'left out: {", ".join(group[:_NAMED])}'
+        + (f' and {len(group) - _NAMED} more' if len(group) > _NAMED else '')
         + f': {problem}'
-        for problem, found in names.items()
+        for problem, group in names.items()
     )
 
 
-def _problem(numbered: Numbered, options: FitOptions) -> str:
-    """The reason why a row cannot be fitted; empty if it can."""
-    for column, flag in _needed(options):
+def _find_problem(numbered: Numbered, options: FitOptions) -> str:
+    """Explain why a row cannot be fitted; empty if it can."""
+    for column, flag in _required_columns(options):
         if not cell(numbered[1], column, flag):
             return f'has no {column.removeprefix("1-")}'
         value = number(numbered, column, flag)
@@ -231,79 +232,108 @@ def _problem(numbered: Numbered, options: FitOptions) -> str:
     return ''
 
 
-def _curve(
+def _fit_group(
     by: dict[str, str],
     group: list[Numbered],
     options: FitOptions,
-    others: Sequence[Variant],
+    variants: Sequence[Variant],
     left_out: tuple[str, ...],
 ) -> Curve:
-    against: dict[str, float | None] = dict.fromkeys([other.name for other in others])
+    against: dict[str, float | None] = dict.fromkeys([other.name for other in variants])
     if not group:
-        none, nowhere = np.empty(0), np.empty((0, len(options.x)))
+        empty, no_x = np.empty(0), np.empty((0, len(options.x)))
         problem = f'no row can be fitted; {left_out[0]}'
         return Curve(
-            by, nowhere, none, none > 0, None, None, against, one_run_each(0), problem=problem
+            by, no_x, empty, empty > 0, None, None, against, single_runs(0), problem=problem
         )
-    group, notes = without_copies(group, options.x, options.y)
+    group, notes = drop_copies(group, options.x, options.y)
     notes = (*left_out, *notes)
     x = np.array([[number(row, column, '--x') for column in options.x] for row in group])
     y = np.array([number(row, options.y, '--y') for row in group])
-    x, y, kept, seeds = _merged(x, y, _kept(x, group, options), group, options)
+    x, y, fit_mask, seeds = _merge_seeds(x, y, _mask_fitted(x, group, options), group, options)
     beaten = np.empty((0, x.shape[1] + 1))
     if options.frontier:
-        chosen = _on_frontier(x, y, kept)
-        beaten = np.column_stack([x[~chosen], y[~chosen]])
-        x, y, kept, seeds = x[chosen], y[chosen], kept[chosen], seeds.take(chosen)
+        on_frontier = _mask_frontier(x, y, fit_mask)
+        beaten = np.column_stack([x[~on_frontier], y[~on_frontier]])
+        x, y, fit_mask, seeds = (
+            x[on_frontier],
+            y[on_frontier],
+            fit_mask[on_frontier],
+            seeds.take(on_frontier),
+        )
     order = np.lexsort((y, *x.T[::-1]))
-    x, y, kept, seeds = x[order], y[order], kept[order], seeds.take(order)
-    notes = (*notes, *_upturn(x, y))
+    x, y, fit_mask, seeds = x[order], y[order], fit_mask[order], seeds.take(order)
+    notes = (*notes, *_note_upturn(x, y))
     try:
         law = _fit(options.form, x, y, options.bootstrap, seeds=seeds)
     except UserError as e:
         return Curve(
-            by, x, y, kept, None, None, against, seeds, beaten=beaten, problem=str(e), notes=notes
+            by,
+            x,
+            y,
+            fit_mask,
+            None,
+            None,
+            against,
+            seeds,
+            beaten=beaten,
+            problem=str(e),
+            notes=notes,
         )
-    tested, more = _tested(options, x, y, kept, seeds, law)
-    error = curve_fit.rmse(tested, x[~kept], y[~kept]) if tested else None
-    measure = functools.partial(_extrapolation, x=x, y=y, seeds=seeds)
-    against = {other.name: measure(other.fit, kept=kept) for other in others}
+    tested, more = _fit_without_held_out(options, x, y, fit_mask, seeds, law)
+    error = curve_fit.rmse(tested, x[~fit_mask], y[~fit_mask]) if tested else None
+    measure = functools.partial(_extrapolation_error, x=x, y=y, seeds=seeds)
+    against = {other.name: measure(other.fit, fit_mask=fit_mask) for other in variants}
     fit = functools.partial(_fit, options.form)
     beside = {
-        share: measure(fit, kept=x[:, -1] <= (1 - share) * x[:, -1].max())
+        share: measure(fit, fit_mask=x[:, -1] <= (1 - share) * x[:, -1].max())
         for share in options.beside
     }
     return Curve(
-        by, x, y, kept, law, error, against, seeds, tested, beside, beaten, notes=(*notes, *more)
+        by,
+        x,
+        y,
+        fit_mask,
+        law,
+        error,
+        against,
+        seeds,
+        tested,
+        beside,
+        beaten,
+        notes=(*notes, *more),
     )
 
 
-def _tested(
+def _fit_without_held_out(
     options: FitOptions,
     x: np.ndarray,
     y: np.ndarray,
-    kept: np.ndarray,
+    fit_mask: np.ndarray,
     seeds: Seeds,
     law: curve_fit.Fit,
 ) -> tuple[curve_fit.Fit | None, tuple[str, ...]]:
-    """The fit without the points held out, and a line if it is missing or of another form."""
+    """Fit the points that are not held out, with a line if this fails or takes another form."""
     form = options.form
-    if kept.all():
+    if fit_mask.all():
         return None, ()
     try:
-        # One replicate, as the profile likelihood needs no more for a band.
-        found = _fit(form, x[kept], y[kept], min(options.bootstrap, 1), seeds=seeds.take(kept))
+        # The profile likelihood needs only one replicate for a band.
+        fit = _fit(
+            form, x[fit_mask], y[fit_mask], min(options.bootstrap, 1), seeds=seeds.take(fit_mask)
+        )
     except UserError as e:
-        return None, (f'no error held out: {e} ({(~kept).sum()} held out)',)
-    if form == averaging.AUTO or found.form is law.form:
-        return found, ()
-    return found, (f'error held out: that of {found.form.name}, for the {kept.sum()} points left',)
+        return None, (f'no error held out: {e} ({(~fit_mask).sum()} held out)',)
+    if form == averaging.AUTO or fit.form is law.form:
+        return fit, ()
+    note = f'error held out: measured for {fit.form.name}, on a fit to {fit_mask.sum()} points'
+    return fit, (note,)
 
 
-def _upturn(x: np.ndarray, y: np.ndarray) -> tuple[str, ...]:
-    """A line if y rises again at the largest x, compared with its noise.
+def _note_upturn(x: np.ndarray, y: np.ndarray) -> tuple[str, ...]:
+    """Report whether y rises again at the largest x, compared with its noise.
 
-    Second differences of log y tell the noise; means of a sixth of the points are compared.
+    Second differences of log y estimate the noise; means of a sixth of the points are compared.
     """
     if x.shape[1] > 1 or len(y) < _UPTURN:
         return ()
@@ -315,32 +345,32 @@ def _upturn(x: np.ndarray, y: np.ndarray) -> tuple[str, ...]:
     if rise <= max(_RISE, _SIGNIFICANT * noise / np.sqrt(width)):
         return ()
     return (
-        f'y rises again by {100 * np.expm1(rise):.2g} % beyond x = {x[lowest + width - 1, 0]:.3g}: '
-        'no form here does; leave those rows out, or give the best y up to each x',
+        f'y rises again by {100 * np.expm1(rise):.2g} % beyond x = {x[lowest + width - 1, 0]:.3g}, '
+        'which none of the forms can follow: leave those rows out, or give the best y up to each x',
     )
 
 
 def predict_at(curve: Curve, target: float) -> tuple[dict[str, Any] | None, str]:
-    """Predict y at an x outside or inside of the points of a curve.
+    """Predict y at an x outside or inside the points of a curve.
 
     Returns:
-      x, y, the 90 % interval `band`, None without a bootstrap or too far away, and a `note` on the
+      x, y, the 90 % interval `band` (None without a bootstrap or too far away), and a `note` on the
       distance; or None, and the reason.
     """
     fit = curve.fit
     if fit is None:
         return None, curve.problem
-    ends, at = curve.x[:, 0], np.array([target])
+    fitted_x, at = curve.x[:, 0], np.array([target])
     parts = fit.parts if isinstance(fit, averaging.MeanFit) else ()
-    parameters = min(len(part.form.names) for part in [fit, *(one.fit for one in parts)])
-    first, last = fit.predict(np.array([ends.min(), ends.max()]))
+    parameters = min(len(law.form.names) for law in [fit, *(part.fit for part in parts)])
+    first, last = fit.predict(np.array([fitted_x.min(), fitted_x.max()]))
     if last >= first * (1 - _FLAT):
         return None, 'y does not fall as x grows, so there is no law to fit'
-    if len(ends) < 2 * parameters and not ends.min() <= target <= ends.max():
-        return None, f'{len(ends)} points for {parameters} parameters do not reach beyond them'
-    found = fit.predict_band(at)
-    band = None if found is None else [float(end[0]) for end in found]
-    ratio = target / float(ends.max())
+    if len(fitted_x) < 2 * parameters and not fitted_x.min() <= target <= fitted_x.max():
+        return None, f'{len(fitted_x)} points for {parameters} parameters do not reach beyond them'
+    interval = fit.predict_band(at)
+    band = None if interval is None else [float(end[0]) for end in interval]
+    ratio = target / float(fitted_x.max())
     if ratio > curve_fit.FARTHEST:
         band = None
     if band is not None and band[1] > _WIDE_RATIO * band[0]:
@@ -349,43 +379,45 @@ def predict_at(curve: Curve, target: float) -> tuple[dict[str, Any] | None, str]
     return {'x': target, 'y': float(fit.predict(at)[0]), 'band': band, 'note': note}, ''
 
 
-def _merged(
+def _merge_seeds(
     x: np.ndarray,
     y: np.ndarray,
-    kept: np.ndarray,
+    fit_mask: np.ndarray,
     group: list[Numbered],
     options: FitOptions,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, Seeds]:
-    """Geometric means of x and y over seeds; a point is fitted if all of its runs are."""
+    """Average x and y geometrically over seeds; a point is fitted if all its runs are."""
     which = point_indices(group, x, options.seed)
     log_y, seeds = merge(np.log(y), which)
     if not seeds.several:
-        return x, y, kept, seeds
-    held = np.bincount(which, ~kept) > 0
-    return centers(x, which), np.exp(log_y), ~held, seeds
+        return x, y, fit_mask, seeds
+    held_out = np.bincount(which, ~fit_mask) > 0
+    return centers(x, which), np.exp(log_y), ~held_out, seeds
 
 
-def _kept(x: np.ndarray, group: list[Numbered], options: FitOptions) -> np.ndarray:
-    """Mask of the fitted points; with two columns of x, the last decides."""
+def _mask_fitted(x: np.ndarray, group: list[Numbered], options: FitOptions) -> np.ndarray:
+    """Mask the points to fit; with two columns of x, the last decides."""
     if options.holdout_column is None:
         return x[:, -1] <= (1 - options.holdout) * x[:, -1].max()
     marks = np.array([number(row, options.holdout_column, '--holdout-column') for row in group])
     if not np.isin(marks, (0, 1)).all():
-        raise UserError(f'--holdout-column {options.holdout_column}: 1 (fit on it) or 0 (held out)')
+        raise UserError(
+            f'--holdout-column {options.holdout_column}: each row needs 1 (fitted) or 0 (held out)'
+        )
     return marks == 1
 
 
-def _on_frontier(x: np.ndarray, y: np.ndarray, kept: np.ndarray) -> np.ndarray:
-    """Mask of the frontier; fitted points are compared among themselves only.
+def _mask_frontier(x: np.ndarray, y: np.ndarray, fit_mask: np.ndarray) -> np.ndarray:
+    """Mask the frontier; fitted points are compared only with each other.
 
-    Values of x less than 2 % apart count as equal, as runs of whole steps miss a common budget.
+    Values of x less than 2 % apart count as equal: runs of whole steps miss a common budget.
     """
     if x.shape[1] != 1:
         raise UserError('--frontier: takes one column of x')
-    level = isoflop.leveled(x[:, 0])
-    chosen = isoflop.pareto_frontier(level, y)
-    chosen[kept] = isoflop.pareto_frontier(level[kept], y[kept])
-    return chosen
+    level = isoflop.merge_close(x[:, 0])
+    mask = isoflop.pareto_frontier(level, y)
+    mask[fit_mask] = isoflop.pareto_frontier(level[fit_mask], y[fit_mask])
+    return mask
 
 
 def _fit(
@@ -395,87 +427,87 @@ def _fit(
     if name == averaging.AUTO:
         return averaging.fit_average(x, y, bootstrap=bootstrap, seeds=seeds)
     form = forms.find(name)
-    taken = forms.with_fewer(form, len(y))
+    simpler = forms.simplify(form, len(y))
     try:
-        curve_fit.require_more(taken, len(y), seeds)
-        found = curve_fit.fit(taken, x, y, bootstrap=bootstrap, seeds=seeds)
+        curve_fit.require_more(simpler, len(y), seeds)
+        fit = curve_fit.fit(simpler, x, y, bootstrap=bootstrap, seeds=seeds)
     except UserError:
         curve_fit.require_more(form, len(y), seeds)
         return curve_fit.fit(form, x, y)  # raises the error for the requested form
-    if taken is form:
-        return found
+    if simpler is form:
+        return fit
     note = (
         f'{len(y)} points for the {len(form.names)} parameters of {form.name}: fitted by '
-        f'{taken.name} instead'
+        f'{simpler.name} instead'
     )
-    return dataclasses.replace(found, warnings=(note, *found.warnings))
+    return dataclasses.replace(fit, warnings=(note, *fit.warnings))
 
 
-def _extrapolation(
-    fit: Callable[..., curve_fit.Fit],
+def _extrapolation_error(
+    fit_points: Callable[..., curve_fit.Fit],
     x: np.ndarray,
     y: np.ndarray,
-    kept: np.ndarray,
+    fit_mask: np.ndarray,
     seeds: Seeds,
 ) -> float | None:
-    if kept.all():
+    if fit_mask.all():
         return None
     try:
-        found = fit(x[kept], y[kept], seeds=seeds.take(kept))
-        return curve_fit.rmse(found, x[~kept], y[~kept])
+        fit = fit_points(x[fit_mask], y[fit_mask], seeds=seeds.take(fit_mask))
+        return curve_fit.rmse(fit, x[~fit_mask], y[~fit_mask])
     except UserError:
         return None
 
 
 def find_variants(names: Sequence[str], form: str, columns: int) -> list[Variant]:
-    """The variants of `--against`: names of forms, or `all`.
+    """Find the variants of `--against`: names of forms, or `all`.
 
     Args:
-      names: of forms; `all` stands for every other form, and for the fitted form (`shifted` for
-        `auto`) with other objectives and from its first starting point alone.
-      form: the fitted one.
-      columns: number of columns of x.
+      names: Names of forms; `all` means every other form, and the fitted form (`shifted` for
+        `auto`) with other objectives and from only its first starting point.
+      form: Fitted form.
+      columns: Number of columns of x.
 
     Raises:
-      UserError: for an unknown name.
+      UserError: A name is unknown.
     """
-    found = []
+    variants = []
     for name in names:
         if name == ALL:
-            found += _all(form, columns)
+            variants += _all_variants(form, columns)
         elif name == averaging.AUTO:
-            found.append(Variant(name, name))
+            variants.append(Variant(name, name))
         else:
-            found.append(Variant(name, forms.find(name).name))
-    return list({variant.name: variant for variant in found}.values())
+            variants.append(Variant(name, forms.find(name).name))
+    return list({variant.name: variant for variant in variants}.values())
 
 
-def _all(form: str, columns: int) -> list[Variant]:
-    others = [averaging.AUTO] if columns == 1 else []
-    others += [other.name for other in forms.FORMS.values() if other.columns == columns]
+def _all_variants(form: str, columns: int) -> list[Variant]:
+    names = [averaging.AUTO] if columns == 1 else []
+    names += [other.name for other in forms.FORMS.values() if other.columns == columns]
     base = form if form != averaging.AUTO else 'shifted' if columns == 1 else 'joint'
     if forms.find(base).solve:
-        return [Variant(name, name) for name in others if name != form]
+        return [Variant(name, name) for name in names if name != form]
     return [
-        *(Variant(name, name) for name in others if name != form),
+        *(Variant(name, name) for name in names if name != form),
         *(Variant(f'{base}, {name}', base, value) for name, value in OBJECTIVES.items()),
         Variant(f'{base}, first start', base, starts=1),
     ]
 
 
-def usable(rows: Sequence[Row], options: FitOptions) -> tuple[list[Row], list[str]]:
-    """The rows that can be fitted, and a line with the reason for each other one.
+def select_usable(rows: Sequence[Row], options: FitOptions) -> tuple[list[Row], list[str]]:
+    """Select the rows that can be fitted, with a line for each of the others.
 
     Raises:
-      UserError: for an unknown column, or a value that is not a number.
+      UserError: A column is unknown, or a value is not a number.
     """
-    found, skipped = [], []
+    usable, skipped = [], []
     for line, row in enumerate(rows, start=2):
-        if problem := _problem((line, row), options):
+        if problem := _find_problem((line, row), options):
             skipped.append(f'{_name((line, row))}: {problem}')
         else:
-            found.append(row)
-    return found, skipped
+            usable.append(row)
+    return usable, skipped
 
 
 def require_fit(curves: Sequence[Curve]) -> None:
@@ -486,16 +518,18 @@ def require_fit(curves: Sequence[Curve]) -> None:
 
 def require_growth(rows: Sequence[Row], options: FitOptions) -> None:
     """Raise UserError if x is the same in all rows; the message names columns that differ."""
-    flags = _needed(options)
-    found = [(i, row) for i, row in enumerate(rows, start=2) if all(cell(row, *f) for f in flags)]
-    for one in found[:1]:
-        number(one, options.x[0], '--x')  # raises for text, the likelier mistake
-    rows = [row for _, row in found]
+    flags = _required_columns(options)
+    complete = [
+        (line, row) for line, row in enumerate(rows, start=2) if all(cell(row, *f) for f in flags)
+    ]
+    for numbered in complete[:1]:
+        number(numbered, options.x[0], '--x')  # raises for text, the likelier mistake
+    rows = [row for _, row in complete]
     if len(rows) < 2 or any(len({cell(row, x, '--x') for row in rows}) > 1 for x in options.x):
         return
-    known = {'run', options.y.removeprefix('1-'), *options.by}
-    # Metrics, which have a /, are results and not causes.
-    names = [name for name in rows[0] if name and '/' not in name and name not in known]
+    used = {'run', options.y.removeprefix('1-'), *options.by}
+    # Metrics, whose names have a slash, are results, not causes.
+    names = [name for name in rows[0] if name and '/' not in name and name not in used]
     differing = [name for name in names if len({row[name] for row in rows} - {None, ''}) > 1]
     same = ', '.join(f'{x}={cell(rows[0], x, "--x")}' for x in options.x)
     raise UserError(
@@ -504,32 +538,32 @@ def require_growth(rows: Sequence[Row], options: FitOptions) -> None:
     )
 
 
-def holdout_share(text: str) -> float:
-    """The upper share of the range of x that is held out: `0.5` -> 0.5, `4x` -> 0.75.
+def parse_holdout_share(text: str) -> float:
+    """Parse the upper share of the range of x to hold out: `0.5` -> 0.5, `4x` -> 0.75.
 
     Raises:
-      UserError: for another text, or a share that leaves nothing to fit.
+      UserError: The text is neither a share nor a factor, or would leave nothing to fit.
     """
     if text.strip().endswith('x'):
-        return 1 - 1 / holdout_factor(text)
+        return 1 - 1 / parse_holdout_factor(text)
     try:
         value = float(text)
     except ValueError as e:
-        raise UserError(f'--holdout {text!r}: write a share below 1, or a factor, as 4x') from e
+        raise UserError(f'--holdout {text!r}: write a share below 1, or a factor such as 4x') from e
     if not 0 <= value < 1:
         raise UserError(
-            f'--holdout {value}: must be at least 0 and less than 1, or a factor, as 4x'
+            f'--holdout {value}: must be at least 0 and less than 1, or a factor such as 4x'
         )
     return value
 
 
-def holdout_factor(text: str) -> float:
-    """`4x` -> 4: all above a quarter of the largest x is held out.
+def parse_holdout_factor(text: str) -> float:
+    """Parse a factor: `4x` -> 4 holds out all above a quarter of the largest x.
 
     Raises:
-      UserError: for another text, or a factor that holds out nothing.
+      UserError: The text is not a factor, or is at most 1.
     """
     match = re.fullmatch(r'(\d+(?:\.\d+)?)x', text.strip())
     if match is None or float(match[1]) <= 1:
-        raise UserError(f'--holdout {text}: write a factor above 1, as 4x')
+        raise UserError(f'--holdout {text}: write a factor above 1, such as 4x')
     return float(match[1])
