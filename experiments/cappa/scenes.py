@@ -4,7 +4,7 @@ r"""CapPa on captions of colored digits: from scratch on a CPU, without download
         --output scenes_captions.model
     python -m vit_jax train experiments/cappa/scenes.py --workdir runs/cappa
 
-The images and the vocabulary are those of `experiments/siglip/scenes.py`; a ViT of width 64 with 2
+Images and vocabulary as in `experiments/siglip/scenes.py`; a ViT of width 64 with 2
 blocks and a decoder of one block see each image 10 times. `scenes.py:cap` predicts every caption
 token by token. The defaults of the model and of the task are the published CapPa B/16: 6 decoder
 blocks of the ViT's shape without biases, captions of 64 ids, 0.75 of them in parallel, all of their

@@ -50,8 +50,8 @@ def smoke(config: ConfigDict) -> None:
     config.total = '20 steps'
     config.batch_size = 16
     config.model.update(width=32, depth=1, mlp_dim=64, num_heads=2, decoder_depth=1)
-    whole = "keep('image')|resize(32)"
+    resize = "keep('image')|resize(32)"
     images = dict(source='scenes:160', workers=0)
-    config.data = dict(images, split='train', transforms=f'{whole}|flip')
-    config.evals = dict(test=dict(images, split='test[:16]', transforms=whole, batch_size=16))
+    config.data = dict(images, split='train', transforms=f'{resize}|flip')
+    config.evals = dict(test=dict(images, split='test[:16]', transforms=resize, batch_size=16))
     config.every = dict(log='10', eval='20', checkpoint='20')

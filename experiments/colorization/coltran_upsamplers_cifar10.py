@@ -22,7 +22,7 @@ KINDS = {
 
 def get_config(kind: Literal['color', 'spatial'] = 'color') -> ConfigDict:
     """One of the two networks."""
-    levels, factor, steps, seen, augment = KINDS[kind]
+    levels, factor, steps, transforms, augment = KINDS[kind]
     config = ConfigDict()
     config.total = f'{steps} steps'
     config.batch_size = 32
@@ -32,7 +32,7 @@ def get_config(kind: Literal['color', 'spatial'] = 'color') -> ConfigDict:
 
     images = dict(source='tfds:cifar10', cache=True, workers=0)
     config.data = dict(images, split='train[:95%]', transforms=augment)
-    images.update(transforms=seen, batch_size=100)
+    images.update(transforms=transforms, batch_size=100)
     config.evals = dict(
         val=dict(images, split='train[95%:96%]'),
         test=dict(images, split='test[:20%]', every='100%'),

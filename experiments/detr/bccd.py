@@ -33,8 +33,8 @@ def get_config(scenes: bool = False) -> ConfigDict:
     config.model.update(backbone_norm='group', layers=(1, 1), backbone_width=24, num_queries=40)
     config.model.update(width=128, depth=1, decoder_depth=3, num_heads=4, mlp_dim=256)
     # All but the queries, which are fewer, and the classes.
-    kept = 'backbone, input_proj, encoder, decoder, bbox_embed'
-    config.init = {'from': placeholder(str) if scenes else '', 'select': kept}
+    loaded = 'backbone, input_proj, encoder, decoder, bbox_embed'
+    config.init = {'from': placeholder(str) if scenes else '', 'select': loaded}
     config.task = dict(name='detect')
 
     data = dict(source='coco:data/bccd', sizes=((96, 128),), cache=True)

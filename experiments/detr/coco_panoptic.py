@@ -3,7 +3,7 @@
     python -m vit_jax train experiments/detr/coco_panoptic.py \\
       --config.init.from=runs/detr_boxes --workdir runs/detr_panoptic
 
-Carion et al., 2020, arXiv:2005.12872: the second of two stages, 25 epochs after those of
+Carion et al., 2020, arXiv:2005.12872: the second of two stages, 25 epochs after the first,
 coco_boxes.py, which describes the data. `:DC5-R50` and `:R101` are the paper's other sizes.
 
 Expected (published by the authors, panoptic val): PQ 43.4, SQ 79.3, RQ 53.8, things' PQ 48.2 and

@@ -5,7 +5,7 @@
         --workdir runs/cells
 
 The model and the normalization come from the checkpoint, any DETR that `vit_jax.load` reads or a
-run of this project; its classes are replaced by those of the data. It evaluates on their validation
+run of this project; its classes are replaced by the data's. It evaluates on their validation
 split, or on a held-out fifth. `own.py:size=480` is the longer side of images in pixels. See
 docs/boxes.md for the layouts of the data.
 

@@ -4,7 +4,7 @@ r"""CIFAR-10 without labels: self-distillation at the cost of the masked autoenc
     python -m vit_jax attention --workdir runs/dinov2_cifar10 photo.jpg --out heads.png
     python -m vit_jax predict --workdir runs/dinov2_cifar10 a.jpg b.jpg --out patches.png
 
-The encoder is that of `experiments/mae/cifar10.py`. The student sees two global and four local
+The encoder is as in `experiments/mae/cifar10.py`. The student sees two global and four local
 crops of each image, the teacher two, which takes 12.7 times the FLOPs of a masked autoencoder's
 image; 28,352 of the 45,000 images, each once, cost as much as eight epochs there. To fine-tune the
 result:

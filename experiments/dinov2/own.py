@@ -8,7 +8,7 @@ Student and average start from the encoder; the heads, of which nothing is relea
 token are new. For the first tenth of the steps only they learn, then the encoder warms up; its
 layers learn at rates that fall by 0.9 from each to the one before.
 
-`gram` keeps the similarities of an image's patches near those of `config.task.gram_teacher`, the
+`gram` keeps the similarities of an image's patches near what `config.task.gram_teacher` has, the
 released model or an earlier run, which sees the crops in twice the size and without changed colors.
 `high` goes on from such a run, `--config.init.from=runs/own`, with its heads, at twice the size.
 

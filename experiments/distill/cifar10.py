@@ -1,4 +1,4 @@
-r"""CIFAR-10: a small ViT learns from a teacher, or from the labels alone.
+r"""CIFAR-10: a small ViT learns from a teacher, or only from the labels.
 
     python -m vit_jax train experiments/distill/cifar10.py \
         --config.task.teacher=runs/cifar10_teacher --workdir runs/distill_cifar10

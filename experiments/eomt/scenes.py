@@ -5,7 +5,7 @@
 In one stage, where detr/scenes_panoptic.py needs three. scenes_vit_s14.py starts from a trained
 ViT.
 
-Expected: PQ of at least 0.647 on the 500 test images, that of panoptic DETR after about 134 minutes
+Expected: PQ of at least 0.647 on the 500 test images, as panoptic DETR has after about 134 minutes
 of one CPU core. Measured: PQ 0.617 (SQ 0.872, RQ 0.689; things 0.468, stuff 0.990) after about 62
 minutes of CPU time of an Intel Xeon, below DETR's and in half its time; 0.283, 0.424 and 0.574 on
 the way. One seed; the test images chose nothing.

@@ -5,14 +5,14 @@ r"""CIFAR-10 out of noise, and what the model should predict: the image, the noi
     python -m vit_jax evaluate --workdir runs/jit_cifar10 --split test \
         --evaluator "frechet(features='runs/cifar10')"
 
-`cifar10.py:epsilon,patch=16` predicts the noise from patches of 16 pixels; the loss is that of the
-velocity in all. Patches of 8 and 16 pixels have 192 and 768 values, the latter six times the width
+`cifar10.py:epsilon,patch=16` predicts the noise from patches of 16 pixels; the loss is in the
+velocity for all. Patches of 8 and 16 pixels have 192 and 768 values, the latter six times the width
 of tokens. Expected, as published at 256 pixels (arXiv:2511.13720, table 2): with patches of 16
 pixels `x` makes images where `epsilon` and `v` fail. Measured with `x` and patches of 4: a test
 loss of 0.178 after an hour of CPU time of an Intel Xeon. Its samples have the colors and outlines
 of their classes, hardly objects yet. The predictions were compared in smaller and shorter runs,
 `experiments/sweeps/cifar10_jit.py`: `x` is best at patches of 8 and of 16 pixels. The features of
-the Frechet distance are those of a classifier, a run of `experiments/vit/cifar10.py`.
+the Frechet distance come from a classifier, a run of `experiments/vit/cifar10.py`.
 """
 
 from typing import Literal

@@ -35,7 +35,7 @@ def get_config(
     data: Literal['scenes', 'cifar10', 'digits'] = 'scenes',
 ) -> ConfigDict:
     """What is given, and the images."""
-    source, seen, patch_size = DATA[data]
+    source, transforms, patch_size = DATA[data]
     config = ConfigDict()
     config.total = '40000 examples'
     config.batch_size = 64
@@ -45,7 +45,7 @@ def get_config(
     config.model.num_classes = placeholder(int)
     config.task = dict(name='image_to_image', given=given, steps=25, samples=3)
 
-    images = dict(source=source, transforms=seen, workers=0, cache=data != 'scenes')
+    images = dict(source=source, transforms=transforms, workers=0, cache=data != 'scenes')
     config.data = dict(images, split='train')
     config.evals = dict(test=dict(images, split='test[:300]', batch_size=100))
 

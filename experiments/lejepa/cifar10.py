@@ -3,7 +3,7 @@
     python -m vit_jax train experiments/lejepa/cifar10.py --workdir runs/lejepa_cifar10
     python -m vit_jax predict runs/lejepa_cifar10 a.jpg b.jpg --out patches.png
 
-Balestriero and LeCun, 2025, arXiv:2511.08544. Encoder, crops and evaluations are those of
+Balestriero and LeCun, 2025, arXiv:2511.08544. Encoder, crops and evaluations are as in
 `experiments/dinov2/cifar10.py`; without a teacher, a step takes about three quarters of its FLOPs.
 Expected: a linear probe above chance, and a mean square of projections near 1. Not measured yet.
 """

@@ -95,8 +95,8 @@ def _trunk(
         }
         for length, down, start in zip(steps, cooldowns, starts, strict=True)
     ]
-    kept = {'checkpoint.keep_steps': str(tuple(starts[:-1])), 'branch.step': 0}
-    return {**runs[-1], **kept}, runs[:-1]
+    trunk = {'checkpoint.keep_steps': str(tuple(starts[:-1])), 'branch.step': 0}
+    return {**runs[-1], **trunk}, runs[:-1]
 
 
 def cooldown(steps: int) -> int:

@@ -13,7 +13,7 @@ head of 21,841 classes by the authors' file (data/map22kto1k.txt of microsoft/Sw
 without `config.init.classes` the head is reinitialized.
 
 Expected, as published, and chip-hours on TPU v3 at 40 % of its peak by `scaling plan`: B at 384
-pixels 84.5 % and 61, after those of imagenet.py; from ImageNet-21k, after pre-training, B 85.2 %
+pixels 84.5 % and 61, on top of imagenet.py; from ImageNet-21k, after pre-training, B 85.2 %
 and 20, L 86.3 % and 45, B at 384 pixels 86.4 % and 61, L 87.3 % and 135. The authors publish no
 hours. Not measured by this project yet.
 """
@@ -49,8 +49,8 @@ def get_config(
     config.data.transforms = f'{crop}|randaugment_increasing(2, 9)|random_erasing(0.25)'
     # As in the authors' code: the center of 256 pixels, but the whole image at 384.
     center = "resize_small(256, 'bicubic')|central_crop(224)"
-    seen = "resize(384, 'bicubic')" if size == 384 else center
-    config.evals = dict(val=dict(images, split='validation', transforms=seen))
+    transforms = "resize(384, 'bicubic')" if size == 384 else center
+    config.evals = dict(val=dict(images, split='validation', transforms=transforms))
 
     # The authors give rates for 512 images; the whole schedule scales with the batch.
     scale = config.batch_size / 512

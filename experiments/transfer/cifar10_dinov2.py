@@ -7,7 +7,7 @@ The share of the labels, with `scratch` from scratch: 50, 500 or 4,500 training 
 Training from scratch takes the same model, images and steps, so that both cost the same: 2.9
 GFLOPs per image forward. `config.init.from` is any ViT-S/14 with a class token that
 `vit_jax.load` reads. The steps of 32 images are few, for a CPU: 100, or 200 from 10 % of the labels
-on, about 3 CPU seconds each on an Intel Xeon. On a GPU take more, as `--config.total='20 epochs'`.
+on, about 3 CPU seconds each on an Intel Xeon. On a GPU take more: `--config.total='20 epochs'`.
 Learning rates are tuned on `val`, 50 other training images per class, never on `test`, the first
 100 of each class.
 

@@ -29,7 +29,7 @@ LENGTHS = {'base': ('100000 steps', 5, '1400 steps'), 'big': ('300000 steps', 20
 def get_config(variant: Literal['base', 'big'] = 'base') -> ConfigDict:
     """The Transformer's size."""
     config = ConfigDict()
-    config.total, kept, apart = LENGTHS[variant]
+    config.total, keep_last, interval = LENGTHS[variant]
     config.batch_size = 25_000
 
     config.model = dict(name='seq2seq', **seq2seq.variant(variant))
@@ -52,8 +52,8 @@ def get_config(variant: Literal['base', 'big'] = 'base') -> ConfigDict:
     config.optim.schedule = dict(
         name='rsqrt', warmup='3999 steps', timescale='4000 steps', init=lr / 4000
     )
-    config.every = dict(log='100', eval='1%', checkpoint=apart)
-    config.checkpoint = dict(keep_last=kept)
+    config.every = dict(log='100', eval='1%', checkpoint=interval)
+    config.checkpoint = dict(keep_last=keep_last)
     return config
 
 

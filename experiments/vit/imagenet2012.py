@@ -34,12 +34,12 @@ def get_config(variant: str = 'S/16', epochs: int = 90, fast: bool = False) -> C
     images = 'tfds:imagenet2012'
     augment = "inception_crop_tf(224)|flip|randaugment(2, 10, variant='big_vision')"
     config.data = dict(source=images, split='train[:99%]', transforms=augment)
-    seen = dict(transforms='resize_small_tf(256)|central_crop(224)')
+    center = dict(transforms='resize_small_tf(256)|central_crop(224)')
     config.evals = dict(
-        val=dict(seen, source=images, split='validation'),
-        minival=dict(seen, source=images, split='train[99%:]'),
-        real=dict(seen, source='tfds:imagenet2012_real', split='validation', evaluator='real'),
-        v2=dict(seen, source='tfds:imagenet_v2', split='test'),
+        val=dict(center, source=images, split='validation'),
+        minival=dict(center, source=images, split='train[99%:]'),
+        real=dict(center, source='tfds:imagenet2012_real', split='validation', evaluator='real'),
+        v2=dict(center, source='tfds:imagenet_v2', split='test'),
     )
 
     config.optim = dict(name='adamw', lr=1e-3, weight_decay=0.1, clip_norm=1.0, mu_dtype='bfloat16')

@@ -9,7 +9,7 @@ validation split, or on a held-out fifth of each class, and trains 1,000 steps o
 tens of thousands of images use `--config.total='20 epochs'`. `own.py:lora` trains low-rank adapters
 of queries and values by AdamW instead (`config.lora`).
 
-SGD, cosine and clipping are those of finetune.py. Expected: depends on the data. Not measured.
+SGD, cosine and clipping are as in finetune.py. Expected: depends on the data. Not measured.
 """
 
 from ml_collections import ConfigDict
@@ -27,13 +27,13 @@ def get_config(size: int = 0, lora: bool = False) -> ConfigDict:
     config.task = dict(name='classify')
 
     # Braces are filled in from the checkpoint; None is a split of the data.
-    crop, seen = 'inception_crop({size}, method={method})', '{transforms}'
+    crop, transforms = 'inception_crop({size}, method={method})', '{transforms}'
     if size:
         crop = f'inception_crop({size}, method={{method}})'
-        seen = f'{{alpha}}resize_small({size}, {{method}})|central_crop({size})'
+        transforms = f'{{alpha}}resize_small({size}, {{method}})|central_crop({size})'
     config.data = dict(source=placeholder(str), split=placeholder(str))
     config.data.transforms = f'{{alpha}}{crop}|flip'
-    config.evals = dict(val=dict(split=placeholder(str), transforms=seen))
+    config.evals = dict(val=dict(split=placeholder(str), transforms=transforms))
 
     config.optim = dict(name='sgd', momentum=0.9, lr=0.003, clip_norm=1.0)
     if lora:
