@@ -44,14 +44,14 @@ def test_arguments_that_no_text_can_give_are_left_out():
 
 
 def test_experiments_are_those_of_the_folder_with_their_arguments(tmp_path: pathlib.Path):
-    config = "'''First line.\n\nMore.'''\nARGS = ('smoke', ...)\ndef get_config(arg=None): pass\n"
+    config = "'''First line.\n\nMore.'''\ndef get_config(size='S', fast=False): pass\n"
     (tmp_path / 'sub').mkdir()
     (tmp_path / 'sub' / 'foo.py').write_text(config)
     (tmp_path / 'sweep.py').write_text('def get_sweep(arg): pass')
     found, sweep = _catalog.experiments(tmp_path)
     assert (found.functions, sweep.functions) == (('get_config',), ('get_sweep',))
     assert (found.name, found.line) == (str(tmp_path / 'sub' / 'foo.py'), 'First line.')
-    assert found.arguments == 'smoke ...'
+    assert (found.arguments, sweep.arguments) == ('size=S fast=False', '...')
 
 
 def test_experiments_of_the_package_have_names(tmp_path, monkeypatch):

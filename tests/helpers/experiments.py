@@ -24,8 +24,6 @@ def examples(path: pathlib.Path, function: str) -> list[str]:
     """
     module = recipes.load_module(str(path), 'test')
     make = getattr(module, function)
-    if recipes.takes_text(make):
-        return [arg for arg in module.ARGS if arg is not ...]
     found = ['smoke']
     if follows_checkpoint(path):
         return found

@@ -3,10 +3,8 @@
 from experiments.vit import digits
 from vit_jax.sweeps import isoflop
 
-ARGS = ('smoke', 'branched')
 
-
-def get_config(arg: str | None = None):
+def get_config():
     """The smoke size of the digits, narrower."""
     config = digits.get_config()
     digits.smoke(config)
@@ -15,12 +13,12 @@ def get_config(arg: str | None = None):
     return config
 
 
-def get_sweep(arg: str | None = None) -> isoflop.Isoflop:
+def get_sweep(branched: bool = False) -> isoflop.Isoflop:
     """Three widths at three budgets; `branched` from trunks."""
     return isoflop.Isoflop(
         config='tests/helpers/isoflop_file.py',
         metric='test/loss',
         shapes=[{'model.width': width, 'model.mlp_dim': 2 * width} for width in (8, 12, 16)],
         budgets=(1e8, 4e8, 1.6e9),
-        cooldown=0.2 if arg == 'branched' else 0.0,
+        cooldown=0.2 if branched else 0.0,
     )

@@ -147,7 +147,7 @@ def test_hours_are_measured_if_asked(capsys, monkeypatch, one_device):
         ([FILE, '--budget', 'much'], "--budget 'much': write FLOPs"),
         ([FILE, '--budget', '1'], 'is less than one step'),
         ([FILE, '--budget', '1e8,1e8'], 'differ by less than'),
-        ([f'{FILE}:bit'], "unknown argument 'bit'"),
+        ([f'{FILE}:bit'], 'branched=bit'),
         (['experiments/sweeps/digits.py'], 'does not return an Isoflop'),
         (['experiments/vit/digits.py'], 'no function get_sweep'),
         ([FILE, '--device', 'abacus'], 'its peak is unknown'),

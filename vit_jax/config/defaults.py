@@ -143,21 +143,3 @@ def complete(config: ConfigDict, info: Any) -> ConfigDict:
                 f'{unit}; leave it unset or raise it'
             )
     return config
-
-
-def precision(arg: str | None) -> tuple[str, dict[str, str]]:
-    """The dtypes requested by the argument of an experiment.
-
-    Matmuls are in bfloat16, the default precision of TPUs for float32, and the residual stream is
-    in float32 as in the authors' code, or with `fast` also in bfloat16.
-
-    Args:
-      arg: argument of `get_config`, such as `S/16,fast`.
-
-    Returns:
-      The argument without `fast`, and keywords of `config.model`.
-    """
-    flags = (arg or '').split(',')
-    variant = ','.join(word for word in flags if word != 'fast')
-    residual = {} if 'fast' in flags else {'residual_dtype': 'float32'}
-    return variant, {'dtype': 'bfloat16', **residual}

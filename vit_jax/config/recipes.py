@@ -110,9 +110,8 @@ def run_file(spec: str, function: str, flag: str) -> Any:
     if not hasattr(module, function):
         raise UserError(f'{flag}: {name!r} has no function {function}')
     make = getattr(module, function)
-    if takes_text(make):
+    if _takes_text(make):
         text = spec.partition(':')[2]
-        _check_text(module, text, where)
         return make(text or None)
     words = [word for word in text.split(',') if word]
     shrink = getattr(module, _SHRINK[function], None) if SMOKE in words else None
@@ -163,7 +162,7 @@ def _beside(path: str, recipe: str) -> str:
     return f'{path.removesuffix(suffix).removesuffix(recipe_name(path))}{recipe}{suffix}'
 
 
-def takes_text(function: Callable) -> bool:
+def _takes_text(function: Callable) -> bool:
     """Whether a function parses its argument itself."""
     return list(parameters(function)) == [_TEXT]
 
@@ -251,19 +250,12 @@ def arguments(module: types.ModuleType) -> list[str]:
     for function, shrink in _SHRINK.items():
         if (make := getattr(module, function, None)) is None:
             continue
-        if takes_text(make):
-            found += ['...' if arg is ... else arg for arg in getattr(module, 'ARGS', ())]
+        if _takes_text(make):
+            found.append('...')
         else:
             found += [describe({name: p}) for name, p in parameters(make).items()]
         found += [SMOKE] * hasattr(module, shrink)
     return list(dict.fromkeys(found))
-
-
-def _check_text(module: types.ModuleType, text: str, where: str) -> None:
-    """Raise UserError if a file lists its arguments in `ARGS` and this is none of them."""
-    choices: Any = getattr(module, 'ARGS', (...,))
-    if text and ... not in choices and text not in choices:
-        raise UserError(f'{where}: ' + nearest('argument', text, choices))
 
 
 def load_module(name: str, where: str) -> types.ModuleType:

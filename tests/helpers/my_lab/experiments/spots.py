@@ -3,8 +3,6 @@
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-ARGS = ('smoke',)
-
 
 def get_config(arg: str | None = None) -> ConfigDict:
     """`arg`: `smoke`, the only size."""
