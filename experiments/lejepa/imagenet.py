@@ -6,8 +6,6 @@ Balestriero and LeCun, 2025, arXiv:2511.08544, and the authors' repository: 2 gl
 pixels and 6 local ones of 98, AdamW at 5e-4 with decay 0.05, cosine to a thousandth. Expected, as
 published for ViT-L: a mean linear accuracy of 79.5 over eight data sets. Not measured. Weights of
 SIGReg from 0.02 to 0.05 are published; reproductions dispute the numbers.
-
-Differences: batch norm of the projector over the examples of a device's microbatch.
 """
 
 from typing import Literal

@@ -1,6 +1,7 @@
 """LeJEPA: SIGReg against PyTorch, and a step on any split of the batch."""
 
 import functools
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +10,14 @@ import pytest
 from helpers.pictures import images_like
 
 from vit_jax import step
+from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
 from vit_jax.models import lejepa, vit
 from vit_jax.ops import terms
 from vit_jax.tasks.lejepa import Task, sigreg
+from vit_jax.trainer import build
+
+EXPERIMENTS = pathlib.Path(__file__).parents[2] / 'experiments'
 
 B, G, L = 6, 2, 3
 MODEL = lejepa.Model(
@@ -101,3 +106,11 @@ def test_impossible_fields_are_refused(field, value):
     with pytest.raises(UserError) as error:
         Task(**{field: value})
     assert f'task.{field}' in str(error.value)
+
+
+def test_the_batch_norm_of_the_projector_needs_the_whole_batch(tmp_path):
+    recipe = str(EXPERIMENTS / 'lejepa' / 'cifar10.py:smoke')
+    config = config_lib.load(recipe, ['step.accum_steps=2'])
+    with pytest.raises(UserError) as error:
+        build.build(config, jax.devices()[:1])
+    assert 'projector_norm' in str(error.value) and 'accum_steps' in str(error.value)

@@ -31,8 +31,8 @@ class Model(dinov2.Backbone):
     Attributes:
       projection: Width of projections.
       projector: Widths of the projector's hidden layers.
-      projector_norm: Norm of the hidden layers: 'batch', over the examples of a microbatch and
-        device, or 'layer'.
+      projector_norm: Norm of the hidden layers: 'batch', which needs the whole batch in one step
+        (neither accumulation nor pmap), or 'layer'.
 
     Raises:
       UserError: if a width is not positive, or as for `vit`.
@@ -72,6 +72,11 @@ class Model(dinov2.Backbone):
                 x = LayerNorm(name=name)(x)
             x = nn.relu(x)
         return outputs | {'projected': nn.Dense(self.projection, name='projector_out')(x)}
+
+    @property
+    def batch_norm_key(self) -> str:
+        """Return the key whose value makes a batch norm; empty for none."""
+        return 'projector_norm' if self.projector_norm == 'batch' else super().batch_norm_key
 
     def directions(self, count: int) -> Float[Array, 'P S']:
         """Draw random unit vectors [projection, count] that all examples of a step share."""

@@ -149,6 +149,11 @@ class Model(base.PatchModel):
         super().__post_init__()
 
     @property
+    def batch_norm_key(self) -> str:
+        """Return the key whose value makes a batch norm; empty for none."""
+        return 'head.norm' if self.head.norm == 'batch' else ''
+
+    @property
     def class_tokens(self) -> int:
         """Number of class and distillation tokens, which come first."""
         return int(self.pool.kind in WITH_CLASS_TOKEN) + (self.pool.kind == 'distilled')

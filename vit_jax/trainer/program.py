@@ -345,9 +345,9 @@ def adapt_model(run: Run, model: Any, params: Any) -> tuple[Adapters, Any, Optim
 
 def _check_batch_norm(model: Any, layout: sharding.Layout, accum_steps: int) -> None:
     """Raise UserError if a batch norm would see only a part of the global batch."""
-    if getattr(getattr(model, 'head', None), 'norm', 'none') != 'batch':
+    if not (key := getattr(model, 'batch_norm_key', '')):
         return
-    needs = "config.model.head.norm='batch' needs the statistics of the whole batch"
+    needs = f"config.model.{key}='batch' needs the statistics of the whole batch"
     if accum_steps > 1:
         raise UserError(f'{needs}: set config.step.accum_steps={accum_steps} to 1')
     if layout.train_axis is not None and layout.num_shards > 1:
