@@ -143,7 +143,7 @@ def test_every_picture_of_the_gallery_is_on_a_card_with_its_command(build):
 
 
 # Lower these when a page gets shorter; the goal is 35,000 in all, and 600 for a page that says how.
-HANDWRITTEN_WORDS = 47500
+HANDWRITTEN_WORDS = 38600
 HOW_TO_WORDS = 600
 HOW_TO = ('change', 'images', 'masks', 'preflight', 'released', 'slice', 'slurm', 'study')
 
