@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -154,7 +153,12 @@ def make_train_step(
         optimizer = Optimizer(optimizer)
     axis_name, add_up = (layout.train_axis, layout.add_up) if layout else (None, None)
     split = gradients.Split(step.accum_steps, axis_name, add_up if axis_name else None)
-    differentiate = _differentiate(task, step, optimizer.times)
+    gradient = gradients.coupled if task.couples_rows else gradients.separable
+    sharpen = None
+    if step.sam.rho:
+        from vit_jax.optim import sharpness  # here, as few runs need two gradients
+
+        sharpen = sharpness.make(step.sam, step.sam_schedule, optimizer.times)
 
     def train_step(state: TrainState, batch: Batch):
         keys = step_keys(state, ('augment', *task.rngs))
@@ -164,15 +168,18 @@ def make_train_step(
             batch = task.augment(augment_key, batch)
 
         def forward(trained, collections, examples):
-            params = gradients.merge(trained, state.params)
+            params = gradients.merge(trained, state.params) if optimizer.freeze else trained
             apply = Training(model, params, collections, keys, state.ema, state.step)
             apply.frozen = task.bind_frozen(state.frozen) if state.frozen else NO_MODELS
             with stochastic.example_positions(examples.positions):
                 return task.outputs(apply, examples.batch), apply.collections
 
         examples = gradients.Examples(batch, positions)
-        trained = param_groups.trained(state.params, optimizer.freeze)
-        grads, metrics, collections = differentiate(state.step)(
+        trained = state.params
+        if optimizer.freeze:
+            trained = param_groups.trained(state.params, optimizer.freeze)
+        differentiate = sharpen(gradient, state.step) if sharpen else gradient
+        grads, metrics, collections = differentiate(
             forward, task.loss, trained, state.collections, examples, split
         )
         if optimizer.freeze:  # the optimizer takes a gradient of every parameter
@@ -186,28 +193,16 @@ def make_train_step(
         )
         return after, metrics
 
-    averaged = with_average(train_step, step, optimizer.times)
-    return with_skips(averaged) if step.max_skips else averaged
-
-
-def _differentiate(task: Task, step: Step, times: Durations | None) -> Callable:
-    """A function of the step that returns `gradients.separable` or `coupled`, sharp if asked."""
-    differentiate = gradients.coupled if task.couples_rows else gradients.separable
-    if not step.sam.rho:
-        return lambda _: differentiate
-    from vit_jax.optim import sharpness  # here, as few runs need two gradients
-
-    return partial(sharpness.make(step.sam, step.sam_schedule, times), differentiate)
+    wrapped = with_average(train_step, step, optimizer.times) if step.ema_decay else train_step
+    return with_skips(wrapped) if step.max_skips else wrapped
 
 
 def with_average(train_step: TrainStep, step: Step, times: Durations | None) -> TrainStep:
-    """Update the running average of the parameters, if the state has one."""
+    """Update the running average of the parameters."""
     decay = schedules.strength(step.ema_schedule, step.ema_decay, times)
 
     def averaging_step(state: TrainState, batch: Batch):
         after, metrics = train_step(state, batch)
-        if state.ema is None:
-            return after, metrics
         rate = decay(state.step) if callable(decay) else decay
         ema = optax.incremental_update(after.params, state.ema, 1 - rate)
         return dataclasses.replace(after, ema=ema), metrics

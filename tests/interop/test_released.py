@@ -59,7 +59,7 @@ def test_parameters_are_those_of_every_model():
     ],
 )
 def test_short_names(path, url):
-    assert ModelRef.parse(path).url == url
+    assert ModelRef.parse(path).locate()[0] == url
 
 
 def test_a_file_of_that_name_comes_first(tmp_path, monkeypatch):
@@ -116,7 +116,7 @@ def test_a_wrong_name_gets_the_nearest(monkeypatch, capsys, tmp_path):
 
     monkeypatch.setattr(cache, 'download', missing)
     with pytest.raises(UserError, match=f'there is no such file; did you mean {B16}'):
-        files.local_path(ModelRef.parse(B16.replace('medium1', 'medium')).url)
+        files.local_path(ModelRef.parse(B16.replace('medium1', 'medium')).locate()[0])
 
 
 def test_the_hub_is_asked_for_names_beside_the_table(tmp_path):

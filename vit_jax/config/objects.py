@@ -61,7 +61,7 @@ def merge_fields(name: str, *fields: Mapping[str, Any]) -> dict[str, Any]:
     """Merge fields of a model, flat or nested; later ones replace earlier ones key by key."""
     from vit_jax.nn import options
 
-    return options.merge(model_class(name), *fields)
+    return options.regroup(model_class(name), *fields)
 
 
 def place_field(name: str, field: str, value: Any) -> list[tuple[str, Any]]:

@@ -290,7 +290,7 @@ def open_examples(data: Data, numbering: SourceInfo | None = None) -> Examples:
     source = sources.open_source(data.source, data.split)
     if data.classes is not None:
         source = source.only_classes(data.classes)
-    if numbering is not None:
+    if numbering is not None and numbering != source.info:
         source = source.numbered_as(numbering)
     return Examples(source, parsed, data.cache)
 

@@ -89,7 +89,7 @@ def load(
     stored = dataclasses.replace(stored, positions=positions or stored.positions)
     trained = adapt_model(stored, size, num_classes)
     model = trained.model
-    if trained.task.normalization is not None and 'value_range' in fields(trained.task):
+    if trained.task.normalization is not None and hasattr(trained.task, 'value_range'):
         model = for_range(model, trained.task.normalization)
     elif trained.task.normalization is not None:
         if mean is not None:

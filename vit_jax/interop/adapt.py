@@ -65,9 +65,11 @@ def adapt_checkpoint(
     Raises:
       UserError: if the architectures, or the selected parts, differ.
     """
-    notes = [*trained.notes, *_compare_fields(trained.model_config, model)]
-    params, replaced = make_equivalent(trained, model)
-    notes += replaced
+    notes, params = list(trained.notes), trained.params
+    if model is not trained.model:
+        notes += _compare_fields(trained.model_config, model)
+        params, replaced = make_equivalent(trained, model)
+        notes += replaced
     if task is not None and (scale := pixel_scale(task)) is not None:
         params, folded = renormalize(dataclasses.replace(trained, params=params), scale)
         notes += folded

@@ -82,9 +82,10 @@ def read_stored(path: str | os.PathLike[str]) -> tuple[Flat, dict[str, Any]]:
         package for reading it is missing.
     """
     ref = ModelRef.parse(path)
-    path, file = ref.file, local_path(ref.url)
+    path, (url, part) = ref.file, ref.locate()
+    file = local_path(url)
     if file.endswith('.npz'):
-        return _select(_parameters(_read_npz(file)), ref.arrays, path), {}
+        return _select(_parameters(_read_npz(file)), part, path), {}
     if file.endswith('.safetensors'):
         config = _read_configs(os.path.dirname(file))
         return _read_safetensors(file), config
@@ -106,7 +107,7 @@ def read_beside(path: str | os.PathLike[str]) -> dict[str, bytes]:
     Raises:
       UserError: see `read_stored`.
     """
-    file = Path(local_path(ModelRef.parse(path).url))
+    file = Path(local_path(ModelRef.parse(path).locate()[0]))
     folder = file if file.is_dir() else file.parent
     return {name: paths.read_bytes(p) for name in hub.BESIDE if (p := folder / name).is_file()}
 

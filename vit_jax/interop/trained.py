@@ -257,7 +257,8 @@ class Written(NamedTuple):
 
 def fields(instance: Any) -> dict[str, Any]:
     """Return the keywords of a Linen module or a task, as `TrainedModel.model_config` does."""
-    return options.flat_fields(options.nested_fields(instance))
+    cls: Any = type(instance)
+    return options.flat_fields({name: getattr(instance, name) for name in options.defaults(cls)})
 
 
 def pixel_scale(task: Any) -> tuple[np.ndarray, np.ndarray] | None:

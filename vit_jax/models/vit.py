@@ -19,6 +19,7 @@ from vit_jax.array_types import Bool, Float, Int
 from vit_jax.errors import UserError, check_choice, check_multiple
 from vit_jax.models import base
 from vit_jax.models.base import check_fields
+from vit_jax.nn import options
 from vit_jax.nn.blocks import MLPS, Block, BlockOptions, Encoder, MapHead, segment_mean
 from vit_jax.nn.dense import class_head
 from vit_jax.nn.norms import NORMS, BatchNorm, LayerNorm
@@ -132,15 +133,10 @@ class Model(base.PatchModel):
     head_layers: ClassVar[tuple[str, ...]] = ('pre_logits', 'head')
 
     def __post_init__(self) -> None:
-        for group in (self.block, self.positions, self.pool, self.head):
-            group.check()
+        options.check(self)
         check_fields(self, 'attention', 'dtype', 'remat', 'residual_dtype')
         check_fields(self, 'dropout', 'attention_dropout', 'drop_path')
         check_multiple('width', self.width, 'num_heads', self.num_heads)
-        if self.pool.kind == 'distilled' and self.head != HeadFields(bias=self.head.bias):
-            raise UserError(
-                "pool.kind='distilled' takes no head.representation_size and no head.norm"
-            )
         if self.registers < 0:
             raise UserError(f'registers must be at least 0, not {self.registers}')
         for layer in sorted(self.no_bias):
@@ -228,9 +224,11 @@ class Model(base.PatchModel):
             token = self.param('mask_token', nn.initializers.zeros, (1, 1, self.width))
             x = jnp.where(masked[..., None], token.astype(residual), x)
         x = self._add_positions(x, images, 'none')
-        x = self._prepend_class_tokens(x)
+        for name in ('dist_token', 'cls_token')[2 - self.class_tokens :]:
+            x = self._insert(x, 0, name, 1, nn.initializers.zeros)
         x = self._add_positions(x, images, 'class')
-        x = self._insert_registers(x)
+        if self.registers:
+            x = self._insert(x, self.class_tokens, 'register_tokens', self.registers, REGISTERS)
         x = self._add_positions(x, images, 'all')
         x = Dropout(self.dropout)(x, train)
         if self.block.norm_pre:
@@ -243,16 +241,6 @@ class Model(base.PatchModel):
         if prefix != self.positions.prefix or self.positions.embed == 'none':
             return x
         return x + self._positions(x.shape[1], images).astype(x.dtype)
-
-    def _prepend_class_tokens(self, x: Array) -> Array:
-        for name in ('dist_token', 'cls_token')[2 - self.class_tokens :]:
-            x = self._insert(x, 0, name, 1, nn.initializers.zeros)
-        return x
-
-    def _insert_registers(self, x: Array) -> Array:
-        if not self.registers:
-            return x
-        return self._insert(x, self.class_tokens, 'register_tokens', self.registers, REGISTERS)
 
     def _insert(self, x: Array, at: int, name: str, count: int, init: Any) -> Array:
         """Insert the parameter `name` [1 count D] before the token of index `at`."""
@@ -273,15 +261,15 @@ class Model(base.PatchModel):
         return jnp.pad(jnp.asarray(table), ((tokens - len(table), 0), (0, 0)))[None]
 
     def _encoder(self, dtype: Any, relative: Callable[[], nn.Module] | None) -> Encoder:
-        options = self.block
+        fields = self.block
         block = functools.partial(
             Block,
             num_heads=self.num_heads,
             mlp_dim=self.mlp_dim,
             dropout=self.dropout,
             attention_dropout=self.attention_dropout,
-            gelu=options.gelu,
-            norm_eps=options.norm_eps,
+            gelu=fields.gelu,
+            norm_eps=fields.norm_eps,
             dtype=dtype,
             attention_by=self.attention,
             options=block_options(self, relative),
@@ -292,8 +280,8 @@ class Model(base.PatchModel):
             self.drop_path,
             scan=self.scan,
             remat=self.remat,
-            final_norm=options.final_norm and not self.pool.norm and options.norm_place != 'post',
-            norm_eps=options.norm_eps,
+            final_norm=fields.final_norm and not self.pool.norm and fields.norm_place != 'post',
+            norm_eps=fields.norm_eps,
             dtype=dtype,
             norm=make_norm(self),
             name='encoder',

@@ -29,7 +29,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.array_types import Bool, Float, Int
 from vit_jax.errors import UserError, nearest
@@ -245,7 +244,7 @@ def both(mask: Array | None, other: Array) -> Array:
     return other if mask is None else mask & other
 
 
-ATTENDED, HIDDEN = 'attended', 'hidden'
+ATTENDED, HIDDEN = 'attended', 'hidden'  # arrays that `remat='names'` keeps
 _policies = jax.checkpoint_policies
 # The first keeps most.
 POLICIES: dict[str, Callable[..., Any]] = {
@@ -273,8 +272,3 @@ def recomputed(apply: Callable, remat: bool | str, **options: Any) -> Callable:
         return apply
     policy = POLICIES['nothing' if remat is True else remat]
     return nn.remat(apply, policy=policy, **options)
-
-
-def named(name: str, x: Array) -> Array:
-    """Name an array that `remat='names'` keeps; `name` is ATTENDED or HIDDEN."""
-    return checkpoint_name(x, name)

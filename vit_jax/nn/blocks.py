@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.array_types import Bool, Float, Int
-from vit_jax.nn.attention import HIDDEN, Segments, named, recomputed
+from vit_jax.nn.attention import HIDDEN, Segments, recomputed
 from vit_jax.nn.dense import XAVIER, Dense, Initializer
 from vit_jax.nn.multi_head import MultiHeadAttention
 from vit_jax.nn.norms import LayerNorm, recompute
@@ -76,7 +77,7 @@ class Mlp(nn.Module):
         layer = functools.partial(
             Dense, dtype=self.dtype, kernel_init=self.kernel_init, use_bias=self.use_bias
         )
-        y = named(HIDDEN, layer(self.hidden_dim, name='fc1')(x))
+        y = checkpoint_name(layer(self.hidden_dim, name='fc1')(x), HIDDEN)
         y = GELUS[self.gelu](y)
         y = Dropout(self.dropout)(y, train)
         y = y if self.norm is None else self.norm(dtype=self.dtype, name='norm')(y)
@@ -263,8 +264,8 @@ class SwiGlu(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, '*B D'], train: bool = False) -> Float[Array, '*B D']:
         layer = functools.partial(Dense, dtype=self.dtype, use_bias=self.use_bias)
-        gate = named(HIDDEN, layer(self.hidden_dim, name='gate')(x))
-        y = nn.silu(gate) * named(HIDDEN, layer(self.hidden_dim, name='fc1')(x))
+        gate = checkpoint_name(layer(self.hidden_dim, name='gate')(x), HIDDEN)
+        y = nn.silu(gate) * checkpoint_name(layer(self.hidden_dim, name='fc1')(x), HIDDEN)
         if self.norm is not None:
             y = self.norm(dtype=self.dtype, name='norm')(y)
         y = Dropout(self.dropout)(y, train)

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.array_types import Bool, Float, Int
 from vit_jax.errors import check_multiple
@@ -25,7 +26,6 @@ from vit_jax.nn.attention import (
     attention_weights,
     both,
     causal_mask,
-    named,
 )
 from vit_jax.nn.attention_choice import choose_for
 from vit_jax.nn.dense import affine
@@ -76,7 +76,11 @@ class Heads(nn.Module):
         shape = (len(inputs), self.num_heads, width // self.num_heads)
         init = nn.initializers.xavier_uniform(in_axis=0, out_axis=(2, 3), batch_axis=1)
         kernel = self.param('kernel', init, (width, *shape))
-        bias = self._bias(shape)
+        kept = [i for i in range(len(inputs)) if i not in self.no_bias]
+        bias = jnp.zeros(shape)  # rows of zeros for projections without one
+        if kept:
+            rows = self.param('bias', nn.initializers.zeros, (len(kept), *shape[1:]))
+            bias = rows if len(kept) == len(inputs) else bias.at[np.array(kept)].set(rows)
         if side_by_side:
             runs = _runs(inputs)
             if not shared:
@@ -85,23 +89,13 @@ class Heads(nn.Module):
             return tuple(affine(*part, self.dtype) for part in parts)
         heads: list[Array | None] = [None] * len(inputs)
         for x, places in _runs(inputs):
-            heads[places] = self._project(x, kernel[:, places], bias[places])
+            rows = bias[places]
+            y = affine(x, kernel[:, places].reshape(width, -1), rows.reshape(-1), self.dtype)
+            # A split's gradient is one concatenation; that of indexing is a sum of padded arrays.
+            parts = jnp.split(y, len(rows), axis=-1)
+            size = *x.shape[:-1], *rows.shape[1:]
+            heads[places] = [part.reshape(size).swapaxes(-3, -2) for part in parts]
         return tuple(heads)
-
-    def _bias(self, shape: tuple[int, ...]) -> Float[Array, 'C H K']:
-        """The bias, with rows of zeros for projections without one."""
-        kept = [i for i in range(shape[0]) if i not in self.no_bias]
-        if not kept:
-            return jnp.zeros(shape)
-        bias = self.param('bias', nn.initializers.zeros, (len(kept), *shape[1:]))
-        return bias if len(kept) == shape[0] else jnp.zeros(shape).at[np.array(kept)].set(bias)
-
-    def _project(self, x: Array, kernel: Array, bias: Array) -> list[Array]:
-        """The projections of one input by some of the kernels."""
-        y = affine(x, kernel.reshape(len(kernel), -1), bias.reshape(-1), self.dtype)
-        # A split's gradient is one concatenation; that of indexing is a sum of padded arrays.
-        parts = jnp.split(y, len(bias), axis=-1)
-        return [part.reshape(*x.shape[:-1], *bias.shape[1:]).swapaxes(-3, -2) for part in parts]
 
 
 def _runs(inputs: tuple[Array | None, ...]) -> Iterator[tuple[Array, slice]]:
@@ -129,7 +123,8 @@ class MergeHeads(nn.Module):
         init = nn.initializers.xavier_uniform(in_axis=(0, 1), out_axis=2)
         kernel = self.param('kernel', init, (heads, size, width))
         bias = self.param('bias', nn.initializers.zeros, (width,)) if self.use_bias else None
-        x = named(ATTENDED, x.swapaxes(-3, -2).reshape(*batch, tokens, width).astype(self.dtype))
+        x = x.swapaxes(-3, -2).reshape(*batch, tokens, width).astype(self.dtype)
+        x = checkpoint_name(x, ATTENDED)
         x = x if self.norm is None else self.norm(dtype=self.dtype, name='norm')(x)
         return affine(x, kernel.reshape(width, width), bias, self.dtype)
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from operator import attrgetter
 from typing import Any
 
 from vit_jax import signatures
@@ -25,6 +26,12 @@ EMBEDS = ('learn', 'sincos2d', 'none')
 PREFIXES = ('none', 'class', 'all')
 KINDS = ('none', 'rope', 'rope_dinov3', 'relative')
 NORM_PLACES = ('pre', 'post', 'res_post')
+CHOICES: Mapping[str, Iterable[str]] = {
+    **{'block.gelu': GELUS, 'block.norm': NORMS, 'block.norm_place': NORM_PLACES},
+    **{'block.qk_norm': ('none', *NORMS), 'block.mlp': MLPS, 'positions.embed': EMBEDS},
+    **{'positions.prefix': PREFIXES, 'positions.kind': KINDS, 'pool.kind': POOLS},
+    **{'head.norm': HEAD_NORMS},
+}
 
 # The fields that were at the top of a ViT, and their place in a group.
 MOVED = {
@@ -75,14 +82,6 @@ class BlockFields:
     mlp_norm: bool = False
     layer_scale: float | None = None
 
-    def check(self) -> None:
-        """Raise UserError for a value that a field cannot have."""
-        check_choice('block.gelu', self.gelu, GELUS)
-        check_choice('block.norm', self.norm, NORMS)
-        check_choice('block.norm_place', self.norm_place, NORM_PLACES)
-        check_choice('block.qk_norm', self.qk_norm, ('none', *NORMS))
-        check_choice('block.mlp', self.mlp, MLPS)
-
 
 @dataclasses.dataclass(frozen=True)
 class RelativeFields:
@@ -121,18 +120,6 @@ class PositionFields:
     rope_dinov3: RopeDinov3 = _ROPE_DINOV3
     relative: RelativeFields = RelativeFields()
 
-    def check(self) -> None:
-        """Raise UserError for a value that a field cannot have, or options of another kind."""
-        check_choice('positions.embed', self.embed, EMBEDS)
-        check_choice('positions.prefix', self.prefix, PREFIXES)
-        check_choice('positions.kind', self.kind, KINDS)
-        for kind in KINDS[1:]:
-            if kind != self.kind and getattr(self, kind) != getattr(PositionFields, kind):
-                raise UserError(
-                    f'positions.{kind} has no effect with positions.kind={self.kind!r}: '
-                    f'set positions.kind={kind!r}, or leave its options out'
-                )
-
 
 @dataclasses.dataclass(frozen=True)
 class PoolFields:
@@ -155,15 +142,6 @@ class PoolFields:
     mlp_dim: int | None = None
     norm: bool = False
 
-    def check(self) -> None:
-        """Raise UserError for a value that a field cannot have."""
-        check_choice('pool.kind', self.kind, POOLS)
-        if self.norm and self.kind not in MEANS:
-            raise UserError(
-                f'pool.norm=True normalizes a mean of tokens: take pool.kind='
-                f'{" or ".join(map(repr, MEANS))}, not {self.kind!r}'
-            )
-
 
 @dataclasses.dataclass(frozen=True)
 class HeadFields:
@@ -180,13 +158,29 @@ class HeadFields:
     norm: str = 'none'
     bias: float = 0.0
 
-    def check(self) -> None:
-        """Raise UserError for a value that a field cannot have."""
-        check_choice('head.norm', self.norm, HEAD_NORMS)
-        if self.representation_size is not None and self.representation_size < 0:
+
+def check(model: Any) -> None:
+    """Raise UserError for a value that an option of a ViT cannot have, or that has no effect."""
+    for path, choices in CHOICES.items():
+        check_choice(path, attrgetter(path)(model), choices)
+    positions, pool, head = model.positions, model.pool, model.head
+    for kind in KINDS[1:]:
+        if kind != positions.kind and getattr(positions, kind) != getattr(PositionFields, kind):
             raise UserError(
-                f'head.representation_size must be at least 1, not {self.representation_size}'
+                f'positions.{kind} has no effect with positions.kind={positions.kind!r}: '
+                f'set positions.kind={kind!r}, or leave its options out'
             )
+    if pool.norm and pool.kind not in MEANS:
+        raise UserError(
+            f'pool.norm=True normalizes a mean of tokens: take pool.kind='
+            f'{" or ".join(map(repr, MEANS))}, not {pool.kind!r}'
+        )
+    if head.representation_size is not None and head.representation_size < 0:
+        raise UserError(
+            f'head.representation_size must be at least 1, not {head.representation_size}'
+        )
+    if pool.kind == 'distilled' and head != HeadFields(bias=head.bias):
+        raise UserError("pool.kind='distilled' takes no head.representation_size and no head.norm")
 
 
 @functools.cache
@@ -238,11 +232,14 @@ def _split(text: str) -> tuple[str, ...]:
     return tuple(filter(None, (part.strip() for part in text.split('|'))))
 
 
-def regroup(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Nest the fields of a model, and turn groups into dicts; keys that are absent stay absent."""
+def regroup(cls: type, *fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Nest fields of a model, and turn groups into dicts; keys that are absent stay absent.
+
+    Later fields replace earlier ones key by key.
+    """
     nested: dict[str, Any] = {}
     named = groups(cls)
-    for name, value in given.items():
+    for name, value in [item for given in fields for item in given.items()]:
         for path, item in place(cls, name, value):
             group, *keys = path.split('.')
             if group not in named:
@@ -261,19 +258,6 @@ def _merge(node: dict[str, Any], given: Any) -> None:
             _merge(node.setdefault(key, {}), value)
         else:
             node[key] = value
-
-
-def merge(cls: type, *fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge fields of a model, flat or nested; later ones replace earlier ones key by key."""
-    merged: dict[str, Any] = {}
-    named = groups(cls)
-    for each in fields:
-        for key, value in regroup(cls, each).items():
-            if key in named:
-                _merge(merged.setdefault(key, {}), value)
-            else:
-                merged[key] = value
-    return merged
 
 
 def build(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -298,24 +282,19 @@ def _record(default: Any, given: Mapping[str, Any], where: str) -> Any:
         if key not in vars(default):
             raise UserError(f'{where}: ' + nearest('key', key, vars(default)))
         old = getattr(default, key)
+        kinds = (int, float) if isinstance(old, float) else type(old)
+        is_like = isinstance(value, kinds) and isinstance(value, bool) == isinstance(old, bool)
         if is_group(old):
             value = _record(old, value, f'{where}.{key}')
-        elif old is not None and not _is_like(value, old):
+        elif old is not None and not is_like:
             raise UserError(f'{where}.{key} must be like {old!r}, not {value!r}')
         changes[key] = value
     return dataclasses.replace(default, **changes)
 
 
-def _is_like(value: Any, default: Any) -> bool:
-    """Whether a value has the type of a default; whole numbers are floats, too."""
-    if isinstance(value, bool) or isinstance(default, bool):
-        return isinstance(value, bool) and isinstance(default, bool)
-    return isinstance(value, (int, float) if isinstance(default, float) else type(default))
-
-
 def complete(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
     """Flatten the fields of a model to dotted paths such as 'block.gelu', with all defaults."""
-    merged, named = merge(cls, defaults(cls), given), groups(cls)
+    merged, named = regroup(cls, defaults(cls), given), groups(cls)
     flat = {key: value for key, value in merged.items() if key not in named}
     return flat | dict(leaves({key: merged[key] for key in named}))
 

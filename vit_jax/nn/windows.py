@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.array_types import Float, Int
 from vit_jax.nn.attention import (
@@ -23,7 +24,6 @@ from vit_jax.nn.attention import (
     WindowSpec,
     attend,
     attention_weights,
-    named,
     recomputed,
 )
 from vit_jax.nn.attention_choice import Choice, choose_for
@@ -244,7 +244,7 @@ class WindowAttention(nn.Module):
             bias = windows.pad_bias(self._relative_bias(windows), padding)
             regions = jnp.asarray(windows.regions(padding)) if windows.shift else None
             inputs = Inputs((project(tokens),), bias=bias, regions=regions)
-            found = merge(named(ATTENDED, chosen.attend(inputs)))
+            found = merge(checkpoint_name(chosen.attend(inputs), ATTENDED))
             # Without the barriers XLA copies the sums of the matmul to the map, in float32.
             found = windows.join_tokens(jax.lax.optimization_barrier(found), padding)
             return jax.lax.optimization_barrier(windows.restore(found))
@@ -256,7 +256,7 @@ class WindowAttention(nn.Module):
         keep(self, weights)
         weights = Dropout(self.dropout)(weights, train)
         found = windows.restore(windows.join(attend(weights, value)))
-        found = named(ATTENDED, found)
+        found = checkpoint_name(found, ATTENDED)
         return merge(found.reshape(*found.shape[:-2], -1))
 
     def _windows(self, height: int, width: int) -> Windows:

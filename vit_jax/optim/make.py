@@ -106,7 +106,11 @@ def make(
         if optim.layer_decay is None
         else scale_by_path(layer_scale(params, optim.layer_decay, layers)),
     )
-    return frozen(bounded(delayed(tx, _delays(optim, times, rate)), largest), optim.freeze), rate
+    if optim.lr_delays:
+        tx = delayed(tx, _delays(optim, times, rate))
+    if largest:
+        tx = bounded(tx, largest)
+    return frozen(tx, optim.freeze) if optim.freeze else tx, rate
 
 
 def _delays(optim: Optim, times: Durations, rate: optax.Schedule) -> list[Delay]:

@@ -80,8 +80,6 @@ def frozen(
     tx: optax.GradientTransformation, patterns: Sequence[str]
 ) -> optax.GradientTransformation:
     """Apply `tx` to all parameters except those that match a pattern, which get no update."""
-    if not patterns:
-        return tx
 
     def label(path: str) -> str:
         return 'frozen' if _is_frozen(path, patterns) else 'trained'
@@ -116,8 +114,6 @@ def delayed(tx: optax.GradientTransformation, delays: Sequence[Delay]) -> Any:
       delays: Rules of a pattern, the first step with an update, and a factor of updates as a
         function of the step, or None. The first matching pattern counts.
     """
-    if not delays:
-        return tx
 
     def update(updates: PyTree, count: jax.Array, _: PyTree = None) -> tuple[PyTree, jax.Array]:
         def started(path: Any, update: jax.Array) -> jax.Array:
@@ -139,8 +135,6 @@ def bounded(tx: optax.GradientTransformation, largest: Rules) -> optax.GradientT
 
     The state is the same as for `tx`.
     """
-    if not largest:
-        return tx
 
     def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
         def limited(path: Any, update: jax.Array, param: jax.Array) -> jax.Array:

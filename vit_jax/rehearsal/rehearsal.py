@@ -146,7 +146,8 @@ def needed_extras(run: Run) -> set[str]:
         *(('vit_jax.writers', name) for name in run.writers),
     ]
     modules = [resolve_module(package, name, 'name') for package, name in named if name]
-    starts = [ModelRef.parse(text or '').url for text in (run.init.checkpoint, run.branch.folder)]
+    refs = [ModelRef.parse(text or '') for text in (run.init.checkpoint, run.branch.folder)]
+    starts = [ref.locate()[0] for ref in refs]
     own = {getattr(module, 'EXTRA', '') for module in modules} - {''}
     return own | extras.named_by_urls([*starts, *sources])
 

@@ -271,7 +271,9 @@ def by_slice(
     """
     by_index: dict[int, list[jax.Device]] = {}
     for device in devices:
-        by_index.setdefault(_slice(device), []).append(device)
+        # On other platforms `slice_index` is the number of the host or process.
+        index = getattr(device, 'slice_index', 0) if device.platform == 'tpu' else 0
+        by_index.setdefault(index, []).append(device)
     parts = [by_index[index] for index in sorted(by_index)]
     if len(sizes := sorted({len(part) for part in parts})) > 1:
         raise UserError(f'the slices have {sizes[0]} to {sizes[-1]} devices: they must be alike')
@@ -286,11 +288,6 @@ def by_slice(
         raise UserError(f'config.parallel.slices={slices}: must divide the {len(devices)} devices')
     size = len(devices) // slices
     return [devices[first : first + size] for first in range(0, len(devices), size)]
-
-
-def _slice(device: jax.Device) -> int:
-    # On other platforms this is the number of the host or process.
-    return getattr(device, 'slice_index', 0) if device.platform == 'tpu' else 0
 
 
 def traced_on(mesh: Mesh, function: Callable) -> Callable:

@@ -42,6 +42,7 @@ BUCKETS = {
 }
 # A family and a path; not a URL such as gs://...
 _FAMILY = re.compile(r'([^\W\d]\w*(?:\.[^\W\d]\w*)*):(?!//)(.+)')
+_STEP = re.compile(rf'{BEST}|\d+')
 _NPZ_PART = re.compile(r'(.*\.npz):([^:]+)')
 
 
@@ -101,29 +102,23 @@ class ModelRef:
         return f'{self.file}:{self.part}' if self.part else self.file
 
     @property
-    def url(self) -> str:
-        """The file, folder or URL to read, which a released name stands for."""
-        return self._split_arrays()[0]
-
-    @property
-    def arrays(self) -> str:
-        """The part of an .npz file to read; empty for all."""
-        return self._split_arrays()[1].strip('/')
-
-    @property
     def named_step(self) -> Step:
         """Step behind an @, whether there is such a run or not; None without one."""
         name, _, step = self.text.rpartition('@')
-        return _parse_step(step) if name and _names_step(step) else None
+        return _parse_step(step) if name and _STEP.fullmatch(step) else None
 
-    def _split_arrays(self) -> tuple[str, str]:
+    def locate(self) -> tuple[str, str]:
+        """The file, folder or URL to read, and the part of an .npz file; empty for all.
+
+        A released name stands for its URL.
+        """
         name, colon, part = self.file.partition(':')
         bucket = BUCKETS.get(name.partition('/')[0])
         url = self.file
         if bucket and '/' in name and not (os.path.exists(url) or os.path.exists(name)):
             url = f'gs://{bucket}/{name.removesuffix(".npz")}.npz{colon}{part}'
         match = _NPZ_PART.fullmatch(url)
-        return (match[1], match[2]) if match else (url, '')
+        return (match[1], match[2].strip('/')) if match else (url, '')
 
     def find_run(self, step: Step = None) -> RunCheckpoint | None:
         """Look for the run with this checkpoint; None if the reference is not to a run.
@@ -152,7 +147,7 @@ def _find_run(path: paths.Path) -> RunCheckpoint | None:
         if (path / run_folder.CHECKPOINTS).is_dir():
             return RunCheckpoint(path / run_folder.CHECKPOINTS, None)
         parent = path.parent
-        if _names_step(path.name) and (
+        if _STEP.fullmatch(path.name) and (
             parent.name == run_folder.CHECKPOINTS or run_folder.finished_steps(parent)
         ):
             return RunCheckpoint(parent, _parse_step(path.name))
@@ -162,16 +157,12 @@ def _find_run(path: paths.Path) -> RunCheckpoint | None:
     run = _find_run(path.parent / name) if name and at else None
     if run is None or run.step is not None:
         return None
-    if not _names_step(step):
+    if not _STEP.fullmatch(step):
         finished = ', '.join(map(str, run_folder.finished_steps(run.folder))) or 'none'
         raise UserError(
             f'{path}: {step!r} is neither a step nor {BEST!r} (finished steps: {finished})'
         )
     return RunCheckpoint(run.folder, _parse_step(step))
-
-
-def _names_step(text: str) -> bool:
-    return text == BEST or text.isdecimal()
 
 
 def _parse_step(text: str) -> Step:

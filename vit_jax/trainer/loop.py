@@ -149,7 +149,8 @@ class Loop:
         writer.write(step, means)
         writer.show_train(step, means)
         self._remark(self.remarks.about_pace(step, means['train/step_sec']))
-        share_broken_records(training.data)
+        if jax.process_count() > 1:
+            share_broken_records(training.data)
 
     def evaluate(self) -> None:
         """Run the evaluations that are due, judge them, and write their results."""
@@ -215,8 +216,7 @@ class Loop:
         with self._paused(times.EVALUATION):
             writer.draw()
             self.guard.watchdog.beat(f'the evaluation after step {step}')
-            if due_examples(training, step, self.evaluated, is_last):
-                assert training.examples is not None
+            if training.examples and due_examples(training, step, self.evaluated, is_last):
                 steps = training.program.eval_steps
                 training.examples.show(steps, self.state.variables, step, writer)
                 self.guard.watchdog.beat(f'the examples shown after step {step}')
@@ -299,8 +299,8 @@ def evaluate_due(
     """
     now = {name: training.evaluations[name] for name in names}
     results = evaluate.run(training.program.eval_steps, now, state.variables, stop_requested)
-    for one in now.values():
-        share_broken_records(one.data)
+    for evaluation in now.values() if jax.process_count() > 1 else ():
+        share_broken_records(evaluation.data)
     return results
 
 

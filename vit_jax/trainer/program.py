@@ -219,7 +219,7 @@ def make_program(
     model, task = objects.make_model(run.model), objects.make_task(run.task)
     if num_classes:
         task = task.for_data(num_classes, shares)
-    task, frozen = read_frozen(run, task)
+    task, frozen = read_frozen(run, task) if task.frozen else (task, None)
     _check_batch_norm(model, layout, run.step.accum_steps)
     for shape in shapes:
         _check_rows(run, task, layout, shape.rows)
@@ -324,11 +324,9 @@ def compile_program(
     return program, lr
 
 
-def read_frozen(run: Run, task: Task) -> tuple[Task, Frozen | None]:
-    """Read the models that the task never trains; their reader is imported only if needed."""
-    if not task.frozen:
-        return task, None
-    from vit_jax.inference import frozen
+def read_frozen(run: Run, task: Task) -> tuple[Task, Frozen]:
+    """Read the models that the task never trains."""
+    from vit_jax.inference import frozen  # here, as few tasks have any
 
     models = frozen.attach(task, trusted_names(run))
     return models.task, models

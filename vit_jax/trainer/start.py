@@ -161,14 +161,16 @@ def write_start(
     extend: bool,
 ) -> tuple[str, ...]:
     """Write the config, and the history of a branch, into the folder; return notes for people."""
-    training.data.source.record_broken(point.broken)
+    if point.broken:
+        training.data.source.record_broken(point.broken)
     notes = workdir.replaced_config_note(training, folder)
     if extend:
         notes += extension_note(training, folder, point.step)
     with paths.writing(folder):
         if origin is not None and point.step == origin.step:
             notes += origin.notes
-            write_history(folder, origin)
+            if origin.state is not None:
+                write_history(folder, origin)
         if extend:
             forget_result(folder)
         workdir.write_config(training, folder)
@@ -261,7 +263,7 @@ def _channels(checkpoint: TrainedModel, training: Training) -> str:
 
 def write_history(folder: pathlib.Path, origin: Origin) -> None:
     """Start the metrics with those of the run that is continued; on process 0."""
-    if origin.state is not None and jax.process_index() == 0:
+    if jax.process_index() == 0:
         text = ''.join(json.dumps(line) + '\n' for line in origin.history)
         paths.write_text_atomic(folder / run_folder.METRICS, text)
 
