@@ -355,6 +355,6 @@ def test_training_from_it(name: str, repo: pathlib.Path, place: Any, photos: Any
     with entering('train', name):
         completed = fine_tune.complete(config)
         training = build(completed.config)
-        origin = find_origin(training, known=completed.checkpoint)
+        origin = find_origin(training, checkpoint=completed.checkpoint)
         kept = len(jax.tree.leaves(origin.params))
         assert kept >= len(jax.tree.leaves(training.program.abstract_state.params)) - 2

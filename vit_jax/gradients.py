@@ -41,7 +41,7 @@ class Split(NamedTuple):
 
     Attributes:
       accum_steps: microbatches that a device computes one after the other.
-      axis_name: the axis of `jax.pmap`, or that of slices; None under `jax.jit` on one slice,
+      axis_name: axis of `jax.pmap` or of the slices; None under `jax.jit` on one slice,
         where the batch is global.
       add_up: sum of gradients over the axis; None for a plain one.
     """
@@ -173,8 +173,8 @@ def global_counts(
 ) -> terms.Scalars | None:
     """The counts of the whole global batch; None if a microbatch is all of it.
 
-    Only the counts are used, so the compiler drops the forward pass if they depend on the batch
-    alone.
+    Only the counts are used, so the compiler drops the forward pass if they depend only on the
+    batch.
     """
     if split == Split():
         return None
@@ -273,7 +273,7 @@ def inexact(tree: PyTree) -> PyTree:
 
 
 def merge(floats: PyTree, tree: PyTree) -> PyTree:
-    """`tree` with the leaves of `floats` in place of its own; the inverse of `inexact`."""
+    """`tree` with the leaves of `floats` where these are not None; the inverse of `inexact`."""
     return jax.tree.map(
         lambda x, y: y if x is None else x, floats, tree, is_leaf=lambda x: x is None
     )

@@ -57,7 +57,7 @@ class TrainState:
 
 
 def init_variables(model: Any, task: Task, batch: Batch, seed: int) -> dict[str, PyTree]:
-    """Initial variables of `model` for inputs shaped like those of `batch`."""
+    """Initialize the variables of `model` for batches shaped like `batch`."""
     return init_with_output(model, task, batch, seed)[1]
 
 
@@ -140,7 +140,7 @@ def make_train_step(
       task: task with the loss.
       optimizer: optimizer, or a transformation that changes all parameters.
       step: `config.step`. With `max_skips`, a step with a metric that is not finite changes only
-        the state's `step`; the caller counts such steps in a row, as `Meter` does.
+        the state's `step`; the caller counts such steps in a row, see `Meter`.
       layout: layout of `runtime.sharding`, for which the step is compiled; None if the batch is
         global.
 

@@ -113,7 +113,7 @@ def test_pre_training_goes_on_from_an_encoder():
     init = dataclasses.replace(training.run.init, checkpoint='a file')
     run = dataclasses.replace(training.run, init=init)
     training = dataclasses.replace(training, run=run)
-    params = start.find_origin(training, known=released).params
+    params = start.find_origin(training, checkpoint=released).params
     assert params.keys() == set(ENCODER)
     state = training.program.layout.create(training.program.init, params)
     for tree in (state.params, state.ema):

@@ -231,7 +231,7 @@ def test_an_eomt_is_made_of_a_vit(repo, place):
     assert made.task.mean == made.task.std == (0.5,) * 3
     assert 'sliding_windows(32)' in made.evals.val.transforms
     training = build(made, jax.devices()[:1])
-    origin = find_origin(training, known=completed.checkpoint)
+    origin = find_origin(training, checkpoint=completed.checkpoint)
     kernel = completed.checkpoint.params['encoder']['block_0']['mlp']['fc1']['kernel']
     np.testing.assert_array_equal(
         origin.params['encoder']['block_0']['mlp']['fc1']['kernel'], kernel

@@ -192,7 +192,7 @@ def test_a_late_start_of_a_step_is_input_bound_if_the_devices_are_idle(
     apart: bool, is_over: bool, counts: bool
 ) -> None:
     """A sleep stands for the wait for Python's lock, in which this thread does not run either."""
-    m, step = Meter(0, lambda step: 0.1, None, apart=bool(apart)), Running()
+    m, step = Meter(0, lambda step: 0.1, None, has_own_cores=bool(apart)), Running()
     m.add(1, {'loss': step}, {})
     if is_over:
         step.finish()

@@ -60,7 +60,7 @@ def evaluate(
     Args:
       path: a run folder, or a checkpoint as for `vit_jax.load`; one of another code base needs
         `source` and `split`.
-      step, average: of a run, see `vit_jax.inference.load.read`.
+      step, average: checkpoints of a run, see `vit_jax.inference.load.read`.
       image_size: crop and resize to this height and width instead of the model's own.
       allowed: modules of your own that the config of a run may name.
       **choices: further keywords of `vit_jax.trainer.measure.prepare`, such as `split='train'` or

@@ -33,7 +33,7 @@ def require_shapes(trained: TrainedModel, where: str, data: Dataset) -> None:
     Args:
       trained: the model; the shapes of its parameters are enough.
       where: the place in the config that names the data.
-      data: to be evaluated.
+      data: data to evaluate.
 
     Raises:
       UserError: if it does not; names the shapes of both images or of the parameters.
@@ -117,7 +117,7 @@ def require_same_classes(
 
     Args:
       saved: their names.
-      info: of the data.
+      info: facts about the data.
       where: the place in the config, for the message.
 
     Raises:
@@ -201,8 +201,8 @@ def require_same_listing(saved: Mapping[str, str] | None, data: Dataset) -> tupl
     """Check that a run's data list the same examples as when it was saved.
 
     Args:
-      saved: of the checkpoint; None for an old checkpoint without a listing.
-      data: of the run.
+      saved: listing in the checkpoint; None for an old checkpoint without one.
+      data: training data of the run.
 
     Returns:
       A line if only sizes or checksums of files differ, as of a file that was repaired.

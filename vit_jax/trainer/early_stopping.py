@@ -50,7 +50,7 @@ class Judge:
 
     @property
     def notes(self) -> list[str]:
-        """A line for each goal that says which results are better."""
+        """A line for each goal, with the direction in which results get better."""
         goals = {key: parse_goal(text, _WHERE[key]) for key, text in self.goals.items()}
         lines = []
         if KEPT in goals:
@@ -61,10 +61,10 @@ class Judge:
         return lines
 
     def begin(self, meta: Mapping[str, Any]) -> Bests:
-        """The best results at the time of a checkpoint, without those of other goals.
+        """The best results at the time of a checkpoint, only of this run's goals.
 
         Args:
-          meta: of the checkpoint; empty for a new run.
+          meta: metadata of the checkpoint; empty for a new run.
         """
         begun = {}
         for key, text in self.goals.items():
@@ -112,8 +112,8 @@ def make_judge(config: ConfigDict, run: Run, opened: Mapping[str, Evaluator | No
     """The judge of a config.
 
     Args:
-      config: of the run.
-      run: its typed form.
+      config: config of the run.
+      run: typed form of the config.
       opened: the evaluators of `config.evals`, which have seen their data.
 
     Raises:
@@ -138,8 +138,8 @@ def check_metric(
     """Check that an evaluation gives the metric, as far as is known without running it.
 
     Args:
-      config: of the run.
-      metric: as `test/accuracy`.
+      config: config of the run.
+      metric: metric such as `test/accuracy`.
       where: the key that names it, for the message.
       opened: evaluators that have seen their data, by the names of the evaluations.
 

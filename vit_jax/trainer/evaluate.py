@@ -90,9 +90,9 @@ def run(
 
     Args:
       steps: compiled for the data.
-      evaluations: by their names.
-      variables: of the model.
-      stopping: polled between two batches and while waiting for one.
+      evaluations: evaluations by name.
+      variables: variables of the model.
+      stopping: function that is polled between two batches and while waiting for one.
 
     Raises:
       Interrupted: if a stop is requested.

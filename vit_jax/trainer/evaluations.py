@@ -29,7 +29,7 @@ class Evaluation:
 
     Attributes:
       data: data to evaluate on.
-      evaluator: evaluator of the metrics; None for those of the task.
+      evaluator: evaluator that measures; None for the metrics of the task.
       fit: the data that the evaluator learns from, if it learns.
       headline: metrics that a line of text shows; empty for all.
     """
@@ -55,11 +55,11 @@ def open_data(
     """The data of `config.data` or of an entry of `config.evals`, for these devices.
 
     Args:
-      data: the section.
-      batch_size: of a global batch.
-      layout: evaluation batches have a multiple of its shards.
-      seed: of training.
-      numbering: as for `open_dataset`.
+      data: section of the config.
+      batch_size: size of a global batch.
+      layout: device layout; evaluation batches have a multiple of its shards.
+      seed: seed of training.
+      numbering: see `open_dataset`.
 
     Raises:
       UserError: as `open_dataset`.
@@ -83,10 +83,10 @@ def open_evals(
     """Open every entry of `config.evals`; entries with the same data share them.
 
     Args:
-      run: its config.
-      layout: of the devices.
-      steps: compiled for it.
-      trained: the model that the data must suit; None for no check.
+      run: config.
+      layout: device layout.
+      steps: steps compiled for it.
+      trained: model that the data must suit; None for no check.
 
     Raises:
       UserError: for data that do not exist, do not suit the evaluator or the model, or have other
@@ -152,9 +152,9 @@ def check_predictions(
     """Raise UserError if an evaluator measures arrays that the task does not predict.
 
     Args:
-      steps: of the task; nothing is computed.
-      evaluations: by their names in `config.evals`.
-      variables: of the model, or their shapes.
+      steps: steps of the task; nothing is computed.
+      evaluations: evaluations by their names in `config.evals`.
+      variables: variables of the model, or their shapes.
     """
     for name, one in evaluations.items():
         if one.evaluator is None or not one.evaluator.predictions:
@@ -185,5 +185,5 @@ def _check_ids(where: str, data: Dataset, vocab_size: int | None) -> None:
     if vocab_size and data.info.vocab_size > vocab_size:
         raise UserError(
             f'{where}: {data.source.title} has ids up to {data.info.vocab_size - 1}, the model '
-            f'{vocab_size} of them: evaluate it on data of its own vocabulary'
+            f'only {vocab_size} ids: evaluate it on data with the vocabulary of its training'
         )

@@ -30,7 +30,7 @@ class Examples:
     """Examples of the first evaluation of a run, shown by its writers.
 
     Attributes:
-      entry: of `config.evals`.
+      entry: entry of `config.evals`.
       sample: its examples.
     """
 

@@ -135,7 +135,8 @@ class Guard:
       result: the final evaluation of a complete run; None while steps are left.
       clock: record of the run's time.
       preemption, watchdog, checkpointer: set by `lock`.
-      writer: set by `open_metrics`, as `profile` if steps are traced.
+      writer: set by `open_metrics`.
+      profile: set by `open_metrics` if steps are traced.
     """
 
     preemption: Preemption
@@ -222,7 +223,7 @@ class Guard:
                 training.data.unit,
                 training.config.to_dict(),
                 failed=self.preemption.request,
-                held=self._check_lock,
+                check_lock=self._check_lock,
                 evaluates_again=evaluates_again,
                 writers=training.run.writers,
             )

@@ -28,7 +28,7 @@ class Ended(Exception):
 
 
 class Complete(Ended):
-    """The goal of `config.early_stop` is reached; the message says how, if steps were left."""
+    """The goal of `config.early_stop` is reached; the message is the reason, if steps were left."""
 
 
 class Preempted(Ended):
@@ -81,8 +81,8 @@ class Loop:
         guard.clock.enter(times.COMPILE)
         lr = jax.jit(training.timetable.lr)  # one program instead of one for each operation
         mesh, skips = training.program.layout.mesh, training.program.max_skips
-        apart = mesh.devices.flat[0].platform != 'cpu'
-        self.meter = Meter(self.step, lr, utilization(training), skips, guard.clock, apart)
+        on_chips = mesh.devices.flat[0].platform != 'cpu'
+        self.meter = Meter(self.step, lr, utilization(training), skips, guard.clock, on_chips)
         self.remarks = Remarks(training)
         stopping = guard.preemption.reached
         self.batches = training.data.train_batches(self.step, stopping, self.total)
@@ -276,7 +276,7 @@ def due_evals(training: Training, step: int) -> list[str]:
 def due_examples(training: Training, step: int, names: Sequence[str], last: bool) -> bool:
     """Whether examples are due with the results of these evaluations.
 
-    `last` says whether the results end the run.
+    `last`: whether the results end the run.
     """
     timetable, examples = training.timetable, training.examples
     if examples is None or not timetable.examples or examples.entry not in names:

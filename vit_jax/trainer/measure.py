@@ -1,4 +1,4 @@
-"""Evaluations of a trained model: those of its config, or others, on its data or other data."""
+"""Evaluations of a trained model, as its config or the user sets them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Measurement:
 
     Attributes:
       trained: the model.
-      evaluations: by the names that their results get.
+      evaluations: evaluations by the names of their results.
       steps: compiled for them.
     """
 
@@ -64,13 +64,13 @@ def prepare(
     evaluators: Sequence[str] = (),
     fit: str | None = None,
 ) -> Measurement:
-    """Open the evaluations of a model: those of its config, or as the arguments change them.
+    """Open the evaluations in the config of a model, as the arguments change them.
 
     Args:
       trained: the model, ready for images of `image_size`.
-      source, split, classes, batch_size: replace those of every evaluation.
+      source, split, classes, batch_size: values for every evaluation instead of its own.
       image_size: images of this height and width, see `interop.preprocessing.change_size`.
-      evaluators: replace the evaluations of the config, as 'knn' or 'fewshot(shots=(1, 5))'.
+      evaluators: evaluators instead of the config's, such as 'knn' or 'fewshot(shots=(1, 5))'.
       fit: the split that evaluators learn from; 'train' by default.
 
     Raises:

@@ -47,13 +47,13 @@ class Meter:
     """Collect the metrics of steps that may still be running.
 
     Args:
-      start: the step before the first.
-      schedule: step -> learning rate.
+      start: step before the first.
+      schedule: learning rate as a function of the step.
       utilization: share of the chips' peak FLOPs that one step a second takes; None if unknown.
-      max_skips: steps in a row that may be not finite, see `step.make_train_step`; they are left
-        out of the means.
-      clock: records the seconds in which the devices had nothing to do but wait for data.
-      apart: whether the devices compute on other cores than this process, as all but CPUs do.
+      max_skips: most steps in a row that may be not finite, see `step.make_train_step`; they are
+        left out of the means.
+      clock: record of the seconds in which the devices only waited for data.
+      has_own_cores: whether the devices compute on other cores than this process, unlike CPUs.
 
     Attributes:
       parts: seconds of each part of the steps so far.
@@ -67,9 +67,9 @@ class Meter:
         utilization: float | None = None,
         max_skips: int = 0,
         clock: Clock | None = None,
-        apart: bool = False,
+        has_own_cores: bool = False,
     ):
-        self._apart, self._started, self._shortest = apart, 0.0, math.inf
+        self._has_own_cores, self._started, self._shortest = has_own_cores, 0.0, math.inf
         self.step, self.schedule, self.utilization = start, schedule, utilization
         self.max_skips, self.skips_in_a_row = max_skips, 0
         self.clock = clock or Clock()
@@ -119,9 +119,9 @@ class Meter:
         Count waits inside for Python's lock or a core, while devices are idle, as starved.
 
         Threads that make batches hold them: this one starts the step late. On CPUs such waits
-        cannot be told from those for the step itself.
+        cannot be distinguished from waits for the step itself.
         """
-        counts = self._apart and self._last is not None and self._is_idle()
+        counts = self._has_own_cores and self._last is not None and self._is_idle()
         compiled, spent = (self.clock.compile_seconds, time.thread_time()) if counts else (0.0, 0.0)
         began = time.perf_counter()
         # TensorBoard identifies the steps of a trace by their annotation.
@@ -154,9 +154,9 @@ class Meter:
         """Take the metrics of `step`; wait until at most two steps are in flight.
 
         Args:
-          step: the step just started.
-          metrics: of the step, on the devices.
-          counts: of its batch, as {'images': 64}; see `Dataset.count`.
+          step: step just started.
+          metrics: metrics of the step, on the devices.
+          counts: counts over its batch, such as {'images': 64}; see `Dataset.count`.
         """
         self.step, self.steps = step, self.steps + 1
         self.seen.update(counts)
@@ -261,20 +261,20 @@ class Clock:
         jax.monitoring.unregister_event_duration_listener(self._heard)
 
     def record(
-        self, mirror: Mirror, held: lock.Check, say: Callable[[str], None], step: int
+        self, mirror: Mirror, check_lock: lock.Check, say: Callable[[str], None], step: int
     ) -> None:
         """Append to the record in a folder from now on.
 
         Args:
-          mirror: of the folder.
-          held: the check of its lock.
-          say: prints a line for the user.
-          step: of the first state.
+          mirror: mirror of the folder.
+          check_lock: check of the folder's lock.
+          say: function that prints a line for the user.
+          step: step of the first state.
         """
         mirror.fetch(run_folder.TIMES)
         self._mirror = mirror
         self._often = MIN_UPLOAD_INTERVAL if mirror.uploads else MIN_INTERVAL
-        self._lines = Lines(mirror.folder / run_folder.TIMES, held, say)
+        self._lines = Lines(mirror.folder / run_folder.TIMES, check_lock, say)
         self.step = step
         self._add({'start': round(self._began + self._zero, 6), 'step': step})
         self.mark()

@@ -21,12 +21,12 @@ class Profile:
     """Traces some steps of process 0; on the other processes it does nothing.
 
     Args:
-      folder: of the run; the trace is put into `profile/` there.
-      steps: to trace; empty for none.
+      folder: run folder; the trace is put into `profile/` there.
+      steps: steps to trace; empty for none.
       say: called with the table.
 
     Attributes:
-      steps: to trace here.
+      steps: steps left to trace.
     """
 
     def __init__(self, folder: pathlib.Path, steps: range, say: Callable[[str], None]):

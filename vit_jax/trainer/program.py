@@ -71,7 +71,7 @@ class Program:
 
     @property
     def hardware(self) -> str:
-        """The devices, as `8 x TPU v4 (jit)` or `8 x TPU v4 on 2 slices (jit)`."""
+        """The devices, such as `8 x TPU v4 (jit)` or `8 x TPU v4 on 2 slices (jit)`."""
         mesh, layout = self.layout.mesh, type(self.layout).__name__.lower()
         where = f' on {slices} slices' if (slices := mesh.shape['slice']) > 1 else ''
         return f'{mesh.size} x {mesh.devices.flat[0].device_kind}{where} ({layout})'
@@ -228,7 +228,7 @@ def make_program(
 
 
 def plain(run: Run, model: Any, task: Task, spec: Spec) -> Draft:
-    """The program of model and task alone."""
+    """Draft the program of model and task, without muP, adapters or frozen models."""
     trace = _jit_init(run, model, task)
     params = abstract_variables(trace, task, spec)['params']
     example = {k: np.zeros((1, *s.shape), s.dtype) for k, s in spec.items()}
@@ -373,9 +373,10 @@ def abstract_variables(run_once: Callable, task: Task, spec: Spec) -> dict[str, 
     """Shapes of the model's variables; checks that the task finds everything it reads.
 
     Args:
-      run_once: makes outputs and initial variables of a batch, as `step.init_with_output`.
-      task: of the config.
-      spec: of a training example.
+      run_once: function such as `step.init_with_output`: the outputs and initial variables of a
+        batch.
+      task: task of the config.
+      spec: spec of a training example.
 
     Raises:
       UserError: if the task needs a name that neither the examples nor the outputs have.

@@ -181,15 +181,15 @@ COLORS = {1: 'gray', 3: 'color'}  # kinds of images by channels
 
 
 def find_origin(
-    training: Training, allowed: Sequence[str] = (), known: TrainedModel | None = None
+    training: Training, allowed: Sequence[str] = (), checkpoint: TrainedModel | None = None
 ) -> Origin:
     """Read the checkpoint that `config.branch` or `config.init` names, and adapt it to the run.
 
     Args:
-      training: of the run.
-      allowed: the user's modules that the config of the other run may name, besides those that
-        this run's config names.
-      known: the checkpoint of `config.init`, if it was read before.
+      training: run to start.
+      allowed: user's modules that the config of the other run may name; it may also name the
+        modules that this run's config names.
+      checkpoint: checkpoint of `config.init`, if it was read before.
 
     Raises:
       UserError: if there is no such checkpoint, it does not fit, it names code that is not
@@ -205,7 +205,7 @@ def find_origin(
     from vit_jax.inference import load  # here, as most runs start from nothing
 
     own = [*allowed, *trusted_names(training.run)]
-    imported = known or load.read(path, allowed=own)
+    imported = checkpoint or load.read(path, allowed=own)
     adapters, target = training.program.adapters, training.program.abstract_state.params
     if init.classes:
         chosen = trained.read_classes(init.classes)
@@ -230,7 +230,7 @@ def hold_base(
     training: Training,
     adapters: Adapters,
     allowed: Sequence[str] = (),
-    known: TrainedModel | None = None,
+    checkpoint: TrainedModel | None = None,
 ) -> Training:
     """The training with the parameters that its adapters adapt; arguments as `find_origin`."""
     from vit_jax.inference import adapted, frozen, load  # here, as few runs have adapters
@@ -238,7 +238,7 @@ def hold_base(
     run, program = training.run, training.program
     own = [*allowed, *trusted_names(run)]
     base = adapted.read_base(
-        known or load.read(fine_tune.init_path(run.init), allowed=own),
+        checkpoint or load.read(fine_tune.init_path(run.init), allowed=own),
         run.init,
         adapters,
         (program.model, program.task),
@@ -262,7 +262,7 @@ def _channels(checkpoint: TrainedModel, training: Training) -> str:
 
 
 def write_history(folder: pathlib.Path, origin: Origin) -> None:
-    """Start the metrics with those of the run that is continued; on process 0."""
+    """Start the metrics with the history of the run that is continued; on process 0."""
     if jax.process_index() == 0:
         text = ''.join(json.dumps(line) + '\n' for line in origin.history)
         paths.write_text_atomic(folder / run_folder.METRICS, text)
@@ -271,12 +271,12 @@ def write_history(folder: pathlib.Path, origin: Origin) -> None:
 def extension_note(training: Training, folder: pathlib.Path, step: int) -> tuple[str, ...]:
     """A line on how much longer the run becomes; none if its length stays.
 
-    Its steps so far equal those of a run that has this length from the start.
+    The steps so far are the same as in a run that has this length from the start.
 
     Args:
-      training: of the longer run.
-      folder: of the run, with the config of the shorter one.
-      step: after which it goes on.
+      training: longer run.
+      folder: run folder, with the config of the shorter run.
+      step: step from which it goes on.
 
     Raises:
       UserError: if the longer run had another learning rate up to `step`, or is no longer one.
@@ -370,8 +370,8 @@ def class_lines(info: SourceInfo, counts: np.ndarray | None, of_objects: bool = 
     """A line about the classes of training data, and one about those without an example.
 
     Args:
-      info: of the data.
-      counts: the examples of each class, [num_classes]; None where they are not known.
+      info: facts about the data.
+      counts: number of examples of each class, [num_classes]; None where they are not known.
       of_objects: whether they are numbers of objects.
     """
     line = f'{info.num_classes:,} class{"es" if info.num_classes > 1 else ""}'

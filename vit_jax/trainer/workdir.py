@@ -150,7 +150,7 @@ def check_data(training: Training, folder: pathlib.Path) -> None:
 
 
 def replaced_config_note(training: Training, folder: pathlib.Path) -> tuple[str, ...]:
-    """A line if another config is about to replace that of a start that saved nothing."""
+    """A line if a different config is about to replace the one of a start that saved nothing."""
     stored = run_folder.read_config(folder)
     if stored is None or not run_folder.saved_nothing(folder):
         return ()
@@ -167,15 +167,15 @@ def replaced_config_note(training: Training, folder: pathlib.Path) -> tuple[str,
 
 
 @contextlib.contextmanager
-def cleared_on_error(folder: pathlib.Path, existed: bool, held: lock.Check) -> Iterator[None]:
+def cleared_on_error(folder: pathlib.Path, existed: bool, check_lock: lock.Check) -> Iterator[None]:
     """Leave an empty folder empty if a mistake ends the run before its first checkpoint.
 
     The caller holds the folder's lock. The files of a run that diverged stay for inspection.
 
     Args:
-      folder: the run folder.
+      folder: run folder.
       existed: whether it existed before it was locked; if not, it is removed too.
-      held: the check of its lock.
+      check_lock: check of its lock.
 
     Raises:
       lock.Taken: instead of another failure, if another run has taken the folder.
@@ -191,7 +191,7 @@ def cleared_on_error(folder: pathlib.Path, existed: bool, held: lock.Check) -> I
             _clear(folder, existed)
         if not mistake and folder.is_dir():
             with contextlib.suppress(OSError):
-                held()
+                check_lock()
         raise
 
 
@@ -211,17 +211,17 @@ def remove_if_empty(folder: pathlib.Path) -> None:
 
 
 def require_own_folder(
-    training: Training, folder: pathlib.Path, held: lock.Check, say: Callable[[str], None]
+    training: Training, folder: pathlib.Path, check_lock: lock.Check, say: Callable[[str], None]
 ) -> None:
     """Check before a save that the folder exists and belongs to this run; on every process.
 
     A config that was deleted or replaced is written again.
 
     Args:
-      training: of the run.
-      folder: of the run, with its config.
-      held: the check of the folder's lock.
-      say: prints a line for the user.
+      training: run to save.
+      folder: run folder, with its config.
+      check_lock: check of the folder's lock.
+      say: function that prints a line for the user.
 
     Raises:
       UserError: if the folder was deleted, as a save would make it again, or taken over.
@@ -229,11 +229,9 @@ def require_own_folder(
 
     def check() -> None:
         if not paths.is_remote(folder) and not folder.is_dir():
-            raise UserError(
-                f'{folder} was deleted during the run, which cannot save itself any more'
-            )
+            raise UserError(f'{folder} was deleted during the run, so its state cannot be saved')
         with paths.writing(folder):
-            held()
+            check_lock()
             stored = paths.read_text(folder / run_folder.CONFIG, errors='replace')
             if stored != to_json(training.config):
                 say(f'{run_folder.CONFIG} was replaced during the run: written again')

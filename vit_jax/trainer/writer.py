@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 UNKNOWN = '-:--'
 REDRAWN = 0.1  # seconds between two moves of the bar
-INPUT_BOUND = 0.1  # the share of an interval that devices may wait for data before a line says so
+INPUT_BOUND = 0.1  # share of an interval spent waiting for data above which a line reports it
 
 
 class Eta(ProgressColumn):
@@ -55,15 +55,15 @@ class Writer:
     """Write the run folder on process 0; do nothing on other processes.
 
     Args:
-      workdir: the run folder.
+      workdir: run folder.
       total_steps: length of the run.
-      start_step: the step at which this start resumes; later lines of an earlier start are
+      start_step: step at which this start resumes; later lines of an earlier start are
         dropped, since their steps are repeated.
-      unit: of the rate of training, such as 'images'.
-      config: of the run, for the writers.
-      failed: called once, after the first failed write; then only lines of the metrics are tried
-        again, before the next save and at the end.
-      held: the check of the folder's lock, made before lines are written.
+      unit: unit of the training rate, such as 'images'.
+      config: config of the run, for the writers.
+      failed: function that is called once, after the first failed write; then only lines of the
+        metrics are tried again, before the next save and at the end.
+      check_lock: check of the folder's lock, made before lines are written.
       evaluates_again: whether this start repeats the evaluations of `start_step`; the lines of an
         earlier start that hold their results are dropped.
       writers: names of the receivers of the same numbers.
@@ -80,7 +80,7 @@ class Writer:
         unit: str,
         config: Mapping[str, Any] | None = None,
         failed: Callable[[], None] = lambda: None,
-        held: lock.Check = lambda: None,
+        check_lock: lock.Check = lambda: None,
         evaluates_again: bool = False,
         writers: Sequence[str] = Run.writers,
     ):
@@ -99,7 +99,7 @@ class Writer:
         before = run_folder.read_metrics(self.mirror.folder)
         kept = [line for line in before if _stays(line, start_step, evaluates_again)]
         write_text_atomic(self.path, ''.join(json.dumps(line) + '\n' for line in kept))
-        self.lines = Lines(self.path, held, self.say)
+        self.lines = Lines(self.path, check_lock, self.say)
         start = base.begin(workdir, self.mirror.folder, start_step, dict(config or {}), before)
         self.services = [Service(name, start, self.say) for name in writers]
         self.bar = Progress(
@@ -208,12 +208,12 @@ class Writer:
             self.advised = True
             self.say(
                 f'the devices waited for data {starved:.0%} of the time: set config.data.workers '
-                'to more; `python -m vit_jax data` times the pipeline alone (docs/data.md)'
+                'to more; `python -m vit_jax data` times only the pipeline (docs/data.md)'
             )
 
-    def show_eval(self, step: int, words: str) -> None:
+    def show_eval(self, step: int, summary: str) -> None:
         """Print a line of evaluation results."""
-        self.say(f'step {step}/{self.total_steps}  {words}')
+        self.say(f'step {step}/{self.total_steps}  {summary}')
 
     def draw(self) -> None:
         """Draw curves.png again, unless the folder was deleted."""
@@ -266,18 +266,18 @@ class Lines:
     """A file to append lines to; a line that a full disk cuts off is completed later.
 
     Args:
-      path: of the file.
-      held: the check of its folder's lock.
-      say: prints a line for the user.
+      path: file to append to.
+      check_lock: check of its folder's lock.
+      say: function that prints a line for the user.
     """
 
     def __init__(
         self,
         path: pathlib.Path,
-        held: lock.Check = lambda: None,
+        check_lock: lock.Check = lambda: None,
         say: Callable[[str], None] = lambda _: None,
     ):
-        self._path, self._held, self._say = path, held, say
+        self._path, self._check_lock, self._say = path, check_lock, say
         self._file = path.open('a+b', buffering=0)
         self._file.seek(0)
         size = os.fstat(self._file.fileno()).st_size
@@ -297,7 +297,7 @@ class Lines:
           lock.Taken: if another run has taken over the folder.
         """
         if self._path.parent.is_dir():
-            self._held()
+            self._check_lock()
             if not self._is_whole():
                 self._write_again()
         while self._unwritten:
