@@ -74,7 +74,7 @@ def test_batches_have_few_lengths_and_are_functions_of_their_numbers():
 
 def test_rows_hold_their_images_and_zeros():
     data, source = opened(), open_source('digits:6-32', 'train[:40]')
-    assert data.unit == 'images'
+    assert data.plan.unit == 'images'
     for batch in taken(data, 6):
         most = batch['patches'].shape[1]
         for i, index in enumerate(batch['index']):

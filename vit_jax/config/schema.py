@@ -209,17 +209,12 @@ def _lacking(config: ConfigDict) -> Iterator[str]:
         elif isinstance(group, (ConfigDict, dict)):
             named = key == 'data' or 'name' in group
             declared = parameters(config, key) if named else fields(parameter.annotation)
-            needed = required(declared).items()
-            yield from (f'{key}.{name}' for name, p in needed if _lacks(group, name, p))
+            for name, p in required(declared).items():
+                takes_none = name in LEFT_OPEN or NONE in (accepted_types(p) or (NONE,))
+                if name not in group or (group[name] is None and not takes_none):
+                    yield f'{key}.{name}'
     if follows_checkpoint(config) and not config.get('init', {}).get('from'):
         yield 'init.from'
-
-
-def _lacks(section: Group, key: str, parameter: inspect.Parameter) -> bool:
-    if key not in section:
-        return True
-    takes_none = key in LEFT_OPEN or NONE in (accepted_types(parameter) or (NONE,))
-    return section[key] is None and not takes_none
 
 
 def required(declared: Parameters) -> Parameters:

@@ -66,6 +66,7 @@ class Dataset:
       source: Examples before the transforms; counts broken records.
       batch_size: Size of a global batch, in examples, or in tokens if the plan counts tokens.
       loading: Requested threads and processes that make batches.
+      vocab: Vocabulary that encodes texts, or None.
     """
 
     def __init__(
@@ -90,22 +91,12 @@ class Dataset:
                 'one of them to 0'
             )
         self.plan, self.source, self.batch_size = plan, plan.examples.source, plan.batch_size
-        self.loading, self._process = loading, process
+        self.loading, self._process, self.vocab = loading, process, plan.examples.vocab
 
     @property
     def info(self) -> SourceInfo:
         """Facts about the data for the model."""
         return self.plan.info
-
-    @property
-    def vocab(self) -> vocabulary.Tokenizer | None:
-        """Vocabulary that encodes texts, or None."""
-        return self.plan.examples.vocab
-
-    @property
-    def unit(self) -> str:
-        """Unit of throughput: 'images', 'examples' or 'tokens'."""
-        return self.plan.unit
 
     @property
     def spec(self) -> Spec:

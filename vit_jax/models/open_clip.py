@@ -13,7 +13,7 @@ from vit_jax.errors import UserError, check_choice
 from vit_jax.models import siglip, vit
 from vit_jax.models.clip import variant as variant
 from vit_jax.models.text_encoder import check_eos
-from vit_jax.nn.options import POOLS, complete, merge
+from vit_jax.nn.options import POOLS, complete, regroup
 
 HEADS = ('image', 'text', 'logits')
 
@@ -80,7 +80,7 @@ class Model(siglip.Model):
 
     @property
     def _image_fields(self) -> dict[str, Any]:
-        return merge(vit.Model, super()._image_fields, self._options_of_images())
+        return regroup(vit.Model, super()._image_fields, self._options_of_images())
 
     @property
     def _text_fields(self) -> dict[str, Any]:

@@ -85,8 +85,8 @@ class Heads(nn.Module):
             runs = _runs(inputs)
             if not shared:
                 runs = ((x, slice(i, i + 1)) for i, x in enumerate(inputs) if x is not None)
-            parts = ((x, kernel[:, i].reshape(width, -1), bias[i].reshape(-1)) for x, i in runs)
-            return tuple(affine(*part, self.dtype) for part in parts)
+            flat = ((x, kernel[:, i].reshape(width, -1), bias[i].reshape(-1)) for x, i in runs)
+            return tuple(affine(*part, self.dtype) for part in flat)
         heads: list[Array | None] = [None] * len(inputs)
         for x, places in _runs(inputs):
             rows = bias[places]

@@ -145,7 +145,7 @@ def facts_of(training: Training) -> Facts:
     return Facts(
         program.hardware,
         training.data.batch_size,
-        training.data.unit,
+        training.data.plan.unit,
         training.timetable.total,
         sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(program.abstract_state)),
         list(training.evaluations),

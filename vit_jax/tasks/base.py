@@ -6,7 +6,7 @@ import abc
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +15,11 @@ from jax import Array
 
 from vit_jax.array_types import Float, Int
 from vit_jax.errors import UserError
-from vit_jax.ops.search import Search
 from vit_jax.ops.sequences import Normalization
 from vit_jax.ops.terms import Term
+
+if TYPE_CHECKING:
+    from vit_jax.ops.search import Search
 
 Batch = dict[str, Any]
 Sums = dict[str, tuple[Any, Any]]
@@ -179,6 +181,8 @@ class Task(abc.ABC):
     @property
     def decoding(self) -> Search:
         """Search that decodes sequences, for generative models."""
+        from vit_jax.ops.search import Search  # here, as few tasks decode
+
         return Search()
 
     def inputs(self, batch: Batch) -> tuple[Any, ...]:

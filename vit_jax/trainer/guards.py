@@ -220,7 +220,7 @@ class Guard:
                 self.folder,
                 total,
                 step,
-                training.data.unit,
+                training.data.plan.unit,
                 training.config.to_dict(),
                 failed=self.preemption.request,
                 check_lock=self._check_lock,

@@ -12,7 +12,6 @@ import numpy as np
 import optax
 
 from vit_jax.config import objects
-from vit_jax.config.origin import trusted_names
 from vit_jax.config.run import STANDARD, Durations, Optim, Run
 from vit_jax.data.batches import Batch, Shape, Spec
 from vit_jax.errors import UserError
@@ -326,7 +325,8 @@ def compile_program(
 
 def read_frozen(run: Run, task: Task) -> tuple[Task, Frozen]:
     """Read the models that the task never trains."""
-    from vit_jax.inference import frozen  # here, as few tasks have any
+    from vit_jax.config.origin import trusted_names  # here, as few tasks have any
+    from vit_jax.inference import frozen
 
     models = frozen.attach(task, trusted_names(run))
     return models.task, models

@@ -14,7 +14,6 @@ import numpy as np
 
 from vit_jax.checkpoints.checkpointer import Checkpointer
 from vit_jax.config.load import from_dict, to_run
-from vit_jax.config.origin import trusted_names
 from vit_jax.config.run import Durations, Optim
 from vit_jax.data import splits
 from vit_jax.data.records import SourceInfo
@@ -202,10 +201,11 @@ def find_origin(
     init = training.run.init
     if not (path := fine_tune.init_path(init)):
         return Origin()
-    from vit_jax.inference import load  # here, as most runs start from nothing
+    from vit_jax.config.origin import trusted_names  # here, as most runs start from nothing
+    from vit_jax.inference import load
 
-    own = [*allowed, *trusted_names(training.run)]
-    imported = checkpoint or load.read(path, allowed=own)
+    allowed = [*allowed, *trusted_names(training.run)]
+    imported = checkpoint or load.read(path, allowed=allowed)
     adapters, target = training.program.adapters, training.program.abstract_state.params
     if init.classes:
         chosen = trained.read_classes(init.classes)
@@ -233,32 +233,32 @@ def hold_base(
     checkpoint: TrainedModel | None = None,
 ) -> Training:
     """The training with the parameters that its adapters adapt; arguments as `find_origin`."""
-    from vit_jax.inference import adapted, frozen, load  # here, as few runs have adapters
+    from vit_jax.config.origin import trusted_names  # here, as few runs have adapters
+    from vit_jax.inference import adapted, frozen, load
 
     run, program = training.run, training.program
-    own = [*allowed, *trusted_names(run)]
+    allowed = [*allowed, *trusted_names(run)]
     base = adapted.read_base(
-        checkpoint or load.read(fine_tune.init_path(run.init), allowed=own),
+        checkpoint or load.read(fine_tune.init_path(run.init), allowed=allowed),
         run.init,
         adapters,
         (program.model, program.task),
         program.abstract_state.params,
         training.data.image_size,
     )
-    found = program.frozen or frozen.Frozen(program.task)
-    return dataclasses.replace(
-        training, program=dataclasses.replace(program, frozen=found.with_base(base))
-    )
+    models = program.frozen or frozen.Frozen(program.task)
+    program = dataclasses.replace(program, frozen=models.with_base(base))
+    return dataclasses.replace(training, program=program)
 
 
 def _channels(checkpoint: TrainedModel, training: Training) -> str:
     """A hint for a checkpoint of gray images and data in color, or vice versa; else empty."""
     image = training.data.spec.get('image')
-    theirs = checkpoint.channels
-    if image is None or len(image.shape) != 3 or (ours := image.shape[-1]) == theirs:
+    if image is None or len(image.shape) != 3 or image.shape[-1] == checkpoint.channels:
         return ''
-    words = [COLORS.get(count, f'{count}-channel') for count in (theirs, ours)]
-    return '; the checkpoint is of {} images, and the data have {} images'.format(*words)
+    counts = checkpoint.channels, image.shape[-1]
+    kinds = [COLORS.get(count, f'{count}-channel') for count in counts]
+    return '; the checkpoint is for {} images, and the data have {} images'.format(*kinds)
 
 
 def write_history(folder: pathlib.Path, origin: Origin) -> None:
@@ -311,13 +311,13 @@ def _rates(optim: Optim, durations: Durations, step: int) -> np.ndarray:
 
 
 def _require_same_rates(before: np.ndarray, training: Training, step: int) -> None:
-    now = np.asarray(training.timetable.lr(np.arange(step)))
-    differ = np.flatnonzero(~np.isclose(before, now, rtol=1e-6, atol=0))
+    after = np.asarray(training.timetable.lr(np.arange(step)))
+    differ = np.flatnonzero(~np.isclose(before, after, rtol=1e-6, atol=0))
     if differ.size:
         first = differ[0]
         raise UserError(
             f'--extend: the learning rate of step {first + 1} was {before[first]:g}, and is '
-            f'{now[first]:g} in a run of {training.timetable.total} steps: only a schedule that '
+            f'{after[first]:g} in a run of {training.timetable.total} steps: only a schedule that '
             'does not depend on config.total can go on, with its warm-up in steps and no cooldown; '
             'branch off from a step before they part by config.branch'
         )
@@ -332,7 +332,7 @@ def describe(training: Training, folder: pathlib.Path, point: ResumePoint) -> st
     count = sum(x.size for x in jax.tree.leaves(training.program.abstract_state.params))
     lines = [
         f'{training.run.model.name}: {count:,} parameters, {data.num_examples:,} examples, '
-        f'{training.timetable.total:,} steps of {data.batch_size} {data.unit} on {hardware}',
+        f'{training.timetable.total:,} steps of {data.batch_size} {data.plan.unit} on {hardware}',
         *_classes(training),
         f'batches are made by {data.reading(training.timetable.total - start)}',
         *data.plan.notes,
@@ -385,8 +385,8 @@ def class_lines(info: SourceInfo, counts: np.ndarray | None, of_objects: bool = 
     if info.has_names:
         pairs = list(zip(info.class_names, counts.tolist(), strict=True))
         shown = pairs if is_short else pairs[: splits.LISTED]
-        words = [f'{splits.first_names([name])} {count:,}' for name, count in shown]
-        line += f': {", ".join(words)}{"" if is_short else ", ..."}'
+        labels = [f'{splits.first_names([name])} {count:,}' for name, count in shown]
+        line += f': {", ".join(labels)}{"" if is_short else ", ..."}'
     if not (lacking := np.flatnonzero(counts == 0).tolist()):
         return [line]
     names = [info.class_names[label] if info.has_names else str(label) for label in lacking]
@@ -402,7 +402,7 @@ def _evaluates(training: Training) -> list[str]:
         return []
     steps = timetable.evals[names[0]]
     when = 'every step' if steps == 1 else f'every {steps:,} steps'
-    when = when if steps < timetable.total else 'at the end alone'
+    when = when if steps < timetable.total else 'only at the end'
     return [f'evaluates {when}: at most a tenth of the time; config.every.eval gives another']
 
 

@@ -17,7 +17,6 @@ from vit_jax.data.records import BrokenRecord, Record, SourceInfo, convert_coord
 from vit_jax.data.splits import Subset
 from vit_jax.data.stacked import Stacked, stack
 from vit_jax.data.transforms import Transforms
-from vit_jax.data.vocabulary import Tokenizer
 from vit_jax.errors import UserError
 
 NONE = -1  # padding instead of an example
@@ -31,6 +30,7 @@ class Examples:
       source: Examples before the transforms.
       transforms: Transforms of each example.
       cache: Whether to keep examples in memory.
+      vocab: Vocabulary that encodes texts, or None.
     """
 
     def __init__(self, source: Subset, transforms: Transforms, cache: bool = False):
@@ -43,6 +43,7 @@ class Examples:
             transformed if no transform draws random numbers.
         """
         self.source, self.transforms, self.cache = source, transforms, cache
+        self.vocab = transforms.vocab
         self._size = len(source)
         self._cached: dict[int, Record | BrokenRecord] = {}
         self._stacked: tuple[Stacked | None, ...] = ()  # empty until the cache is full
@@ -55,11 +56,6 @@ class Examples:
         """Facts about the examples for the model."""
         info, vocab = self.source.info, self.vocab
         return info if vocab is None else dataclasses.replace(info, vocab_size=len(vocab))
-
-    @property
-    def vocab(self) -> Tokenizer | None:
-        """Vocabulary that encodes texts, or None."""
-        return self.transforms.vocab
 
     @property
     def stacked(self) -> Stacked | None:
