@@ -192,8 +192,8 @@ def _scaled_strength(strength: Strength, mult: float) -> Strength:
 
 def factory(name: str) -> Callable[..., optax.GradientTransformation]:
     """Find the constructor of an optimizer; UserError if it does not exist."""
-    if name not in (names := optimizers()):
-        raise UserError('config.optim.name: ' + nearest('optimizer', name, names))
+    if name not in OWN and not _is_optimizer(name):
+        raise UserError('config.optim.name: ' + nearest('optimizer', name, optimizers()))
     return OWN.get(name) or getattr(optax, name)
 
 
@@ -217,7 +217,7 @@ def optimizers() -> list[str]:
 def _is_optimizer(name: str) -> bool:
     if name in _UNSUPPORTED or name.startswith(('_', 'scale_by_')):
         return False
-    f = getattr(optax, name)
+    f = getattr(optax, name, None)
     if not inspect.isfunction(f) and not isinstance(f, functools.partial):  # nadam, nadamw
         return False
     required = [k for k, p in inspect.signature(f).parameters.items() if p.default is p.empty]

@@ -23,7 +23,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from vit_jax.errors import EXIT_FAILED, UserError, one_line
-from vit_jax.runtime import environment, rendezvous
+from vit_jax.runtime import environment
 from vit_jax.runtime.watchdog import Stalled
 
 BARRIER_SECONDS = 120.0  # for all processes to reach a barrier or to fail
@@ -116,6 +116,8 @@ def _rendezvous_first() -> Iterator[None]:
     except (ImportError, AttributeError):
         yield
         return
+
+    from vit_jax.runtime import rendezvous  # here, as few jobs have several processes
 
     def service(address: str, count: int, **options: Any) -> Any:
         with rendezvous.Host(address, count) as host:
@@ -271,6 +273,8 @@ def on_process_0(act: Callable[[], int | None]) -> int:
             error = mistake
     failed, result = multihost_utils.broadcast_one_to_all(np.array([bool(error), result], np.int32))
     if failed:
+        from vit_jax.runtime import rendezvous  # here, as few jobs have several processes
+
         message = broadcast(error and [str(error), getattr(error, 'exit_code', 2)])
         raise error or rendezvous.PeerError(*message)
     return int(result)

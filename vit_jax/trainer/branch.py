@@ -78,11 +78,11 @@ def branch(training: Training) -> Origin:
 def _find_trunk(config: Branch) -> tuple[paths.Path, int]:
     """The folder and the step of the run that `config.branch` names."""
     try:
-        found = ModelRef.parse(config.folder).find_run(config.step or None)
+        run = ModelRef.parse(config.folder).find_run(config.step or None)
         trunk, step = (
             (paths.absolute(config.folder), config.step)
-            if found is None
-            else (paths.absolute(found.folder).parent, found.step)
+            if run is None
+            else (paths.absolute(run.folder).parent, run.step)
         )
         step = find_best(trunk / run_folder.CHECKPOINTS) if step == BEST else step
     except UserError as e:
@@ -107,8 +107,8 @@ def _other_rate(
     """A line for the first step before the cooldown at which the trunk's learning rate differs."""
     rates = {line['step']: line['train/lr'] for line in history if 'train/lr' in line}
     rates |= _later_rates(before, training, max(rates, default=0))
-    now = np.asarray(training.timetable.lr(np.array([*rates]) - 1))
-    differ = np.flatnonzero(~np.isclose([*rates.values()], now, rtol=1e-5, atol=0))
+    planned = np.asarray(training.timetable.lr(np.array([*rates]) - 1))
+    differ = np.flatnonzero(~np.isclose([*rates.values()], planned, rtol=1e-5, atol=0))
     if not differ.size:
         return []
     step, rate = [*rates.items()][differ[0]]
@@ -123,7 +123,7 @@ def _other_rate(
         if flags
         else 'give the warm-up in steps, and no shape that depends on config.total'
     )
-    first = f'there, the learning rate of step {step} is {rate:g}, not {now[differ[0]]:g}'
+    first = f'there, the learning rate of step {step} is {rate:g}, not {planned[differ[0]]:g}'
     return [f'{first}: {remedy}']
 
 

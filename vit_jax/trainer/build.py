@@ -108,7 +108,7 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Tr
     )
     opened = evaluations.open_evals(run, layout, program.eval_steps, trained)
     evaluations.check_predictions(program.eval_steps, opened, program.abstract_state.variables)
-    every = run.every
+    intervals = run.every
     return Training(
         config=config,
         run=run,
@@ -117,15 +117,17 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Tr
         program=program,
         timetable=Timetable(
             total=times.total_steps,
-            log=times.steps(every.log, 'config.every.log'),
-            checkpoint=times.steps(every.checkpoint, 'config.every.checkpoint'),
-            examples=times.steps(every.examples, 'config.every.examples'),
+            log=times.steps(intervals.log, 'config.every.log'),
+            checkpoint=times.steps(intervals.checkpoint, 'config.every.checkpoint'),
+            examples=times.steps(intervals.examples, 'config.every.examples'),
             evals=_intervals(run, times, opened),
             lr=lr,
         ),
         evaluations=opened,
-        examples=_examples(run, opened, program.eval_steps) if every.examples else None,
-        judge=make_judge(config, run, {k: one.evaluator for k, one in opened.items()}),
+        examples=_examples(run, opened, program.eval_steps) if intervals.examples else None,
+        judge=make_judge(
+            config, run, {k: evaluation.evaluator for k, evaluation in opened.items()}
+        ),
     )
 
 
@@ -138,25 +140,25 @@ def _examples(run: Run, opened: Mapping[str, Evaluation], steps: EvalSteps) -> E
 
 def _intervals(run: Run, times: Durations, opened: Mapping[str, Evaluation]) -> dict[str, int]:
     """Steps between evaluations, by their names."""
-    given = {
+    texts = {
         name: run.every.eval if entry.every is None else entry.every
         for name, entry in run.evals.items()
     }
-    open_ = [opened[name] for name, text in given.items() if text is None]
+    open_ = [opened[name] for name, text in texts.items() if text is None]
     seldom = times.between_evals(evaluate.num_examples(open_))
     return {
         name: seldom if text is None else times.steps(text, f'config.evals.{name}.every')
-        for name, text in given.items()
+        for name, text in texts.items()
     }
 
 
 def _check_classes(run: Run, data: Dataset) -> None:
     """Raise UserError if a classification task has examples of only one class."""
     counts, names = data.class_counts, data.info.class_names
-    found = range(data.info.num_classes) if counts is None else np.flatnonzero(counts)
-    if len(found) != 1 or not objects.task_class(run.task.name).classifies:
+    present = range(data.info.num_classes) if counts is None else np.flatnonzero(counts)
+    if len(present) != 1 or not objects.task_class(run.task.name).classifies:
         return
-    name = names[found[0]] if names else str(found[0])
+    name = names[present[0]] if names else str(present[0])
     raise UserError(
         f'config.data: {data.source.title}: all {len(data.source):,} examples are of class '
         f'{name!r}, and a classifier of one class is always right: add examples of another (for '

@@ -64,19 +64,19 @@ def require_shapes(trained: TrainedModel, where: str, data: Dataset) -> None:
             )
 
 
-def _advice(given: ArraySpec | None, known: ArraySpec | None) -> str:
-    """The difference of two images and a remedy; empty if one of them is unknown."""
-    if given is None or known is None:
+def _advice(image: ArraySpec | None, expected: ArraySpec | None) -> str:
+    """Describe how an image differs from the expected one; empty if one of them is unknown."""
+    if image is None or expected is None:
         return ''
-    height, width, channels = known.shape[-3:]
-    if given.shape[-1] != channels:
+    height, width, channels = expected.shape[-3:]
+    if image.shape[-1] != channels:
         advice = f'take images of {channels} channel{"s" if channels > 1 else ""}'
     else:
         advice = (
-            f"resize them by its transforms, as 'resize(({height}, {width}))', or give "
+            f"resize them by its transforms, such as 'resize(({height}, {width}))', or give "
             'evaluate --image-size'
         )
-    return f': images of {_pixels(given)}, trained on {_pixels(known)}; {advice}'
+    return f': images of {_pixels(image)}, trained on {_pixels(expected)}; {advice}'
 
 
 def require_classes(trained: TrainedModel, where: str, data: Dataset) -> None:
@@ -87,26 +87,26 @@ def require_classes(trained: TrainedModel, where: str, data: Dataset) -> None:
     Raises:
       UserError: if their number differs, or their names if both have names.
     """
-    known, found = trained.classes, data.info
-    if known is None or not found.num_classes:
+    classes, info = trained.classes, data.info
+    if classes is None or not info.num_classes:
         return
-    same_names = found.class_names == known.class_names
-    if found.num_classes == known.num_classes:
-        if same_names or not (found.has_names and known.has_names):
+    same_names = info.class_names == classes.class_names
+    if info.num_classes == classes.num_classes:
+        if same_names or not (info.has_names and classes.has_names):
             return
-        if not splits.have_comparable_names(found, known):
+        if not splits.have_comparable_names(info, classes):
             _log.warning(
-                '%s: its classes%s are taken for those of the model%s by their numbers, for one of '
-                'them names classes by ids of WordNet',
-                *(data.source.title, splits.in_brackets(found, known)),
-                splits.in_brackets(known, found),
+                '%s: its classes%s are matched with the classes of the model%s by number, since '
+                'one side names classes by WordNet ids',
+                *(data.source.title, splits.in_brackets(info, classes)),
+                splits.in_brackets(classes, info),
             )
             return
     raise UserError(
-        f'{where}: {data.source.title} has {found.num_classes} '
-        f'classes{splits.in_brackets(found, known)}, the model has '
-        f'{known.num_classes}{splits.in_brackets(known, found)}; evaluate it on data of its own '
-        'classes, by an evaluator that learns, as knn, or fine-tune it by config.init.from'
+        f'{where}: {data.source.title} has {info.num_classes} '
+        f'classes{splits.in_brackets(info, classes)}, the model has '
+        f'{classes.num_classes}{splits.in_brackets(classes, info)}; evaluate it on data with these '
+        'classes, with an evaluator that learns, such as knn, or fine-tune it by config.init.from'
     )
 
 
@@ -116,7 +116,7 @@ def require_same_classes(
     """Check that a run's data have the classes that they had when it was saved.
 
     Args:
-      saved: their names.
+      saved: names of the classes in the checkpoint.
       info: facts about the data.
       where: the place in the config, for the message.
 
@@ -124,10 +124,10 @@ def require_same_classes(
       UserError: for a class with another name.
     """
     pairs = itertools.zip_longest(saved, info.class_names) if saved else ()
-    for label, (before, now) in enumerate(pairs):
-        if before != now:
+    for label, (before, after) in enumerate(pairs):
+        if before != after:
             raise UserError(
-                f'{where}: class {label} is {now!r}, and was {before!r} when the run was '
+                f'{where}: class {label} is {after!r}, and was {before!r} when the run was '
                 'saved; bring the data back as they were, or train them in another --workdir'
             )
 
@@ -140,27 +140,27 @@ def require_same_function(saved: Mapping[str, Any] | None, config: ConfigDict) -
     """
     if not isinstance(saved, Mapping):
         return
-    for key, before, now in defaults.function_changes(from_dict(dict(saved)), config):
+    for key, before, after in defaults.function_changes(from_dict(dict(saved)), config):
         raise UserError(
-            f'config.{key} is {now!r}, and was {before!r} when the run was saved: set it back, or '
-            'train in another --workdir'
+            f'config.{key} is {after!r}, and was {before!r} when the run was saved: set it back, '
+            'or train in another --workdir'
         )
 
 
 def require_same_numerics(meta: Mapping[str, Any]) -> None:
     """Check that JAX has the settings that a checkpoint was made with, if its `meta` has them.
 
-    With others, the resumed run would have other random numbers, dtypes or products.
+    Random numbers, dtypes and products depend on them.
 
     Raises:
       UserError: names the setting and both values.
     """
     saved = meta.get('numerics', {})
-    for name, now in environment.numeric_settings().items():
-        before = saved.get(name, now)
-        if before != now:
+    for name, current in environment.numeric_settings().items():
+        before = saved.get(name, current)
+        if before != current:
             raise UserError(
-                f'{name} is {now!r}, and was {before!r} when the run was saved: set the '
+                f'{name} is {current!r}, and was {before!r} when the run was saved: set the '
                 f'environment variable {name.upper()} back, or train in another --workdir'
             )
 
@@ -191,9 +191,9 @@ def require_same_class_counts(saved: Sequence[int] | None, data: Dataset) -> Non
     """
     if saved is not None and data.class_counts is not None and [*saved] != [*data.class_counts]:
         raise UserError(
-            f'config.data: the classes of {data.source.title} have other numbers of examples than '
-            'when the run was saved; bring the data back as they were, or train on them in another '
-            '--workdir'
+            f'config.data: the classes of {data.source.title} have different numbers of examples '
+            'than when the run was saved; bring the data back as they were, or train on them in '
+            'another --workdir'
         )
 
 
@@ -205,24 +205,24 @@ def require_same_listing(saved: Mapping[str, str] | None, data: Dataset) -> tupl
       data: training data of the run.
 
     Returns:
-      A line if only sizes or checksums of files differ, as of a file that was repaired.
+      A line if only sizes or checksums of files differ, such as of a repaired file.
 
     Raises:
-      UserError: for examples of other names, labels or annotations, or in another order.
+      UserError: for examples with different names, labels or annotations, or in a different order.
     """
-    found, title = data.listing, data.source.title
+    listing, title = data.listing, data.source.title
     if saved is None:
         return ()
-    if saved['examples'] != found.examples:
+    if saved['examples'] != listing.examples:
         raise UserError(
-            f'config.data: {title} has as many examples as when the run was saved, but with other '
-            'names or labels; bring the data back as they were, or train on them in another '
-            '--workdir'
+            f'config.data: {title} has as many examples as when the run was saved, but with '
+            'different names or labels; bring the data back as they were, or train on them in '
+            'another --workdir'
         )
-    if saved['contents'] and saved['contents'] != found.contents:
+    if saved['contents'] and saved['contents'] != listing.contents:
         return (
-            f'config.data: files of {title} have other sizes or checksums than when the run was '
-            'saved: it goes on with the new ones',
+            f'config.data: files of {title} have different sizes or checksums than when the run '
+            'was saved: it continues with the new ones',
         )
     return ()
 

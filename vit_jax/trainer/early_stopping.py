@@ -78,7 +78,7 @@ class Judge:
         Raises:
           UserError: if an evaluation lacks the metric of its goal.
         """
-        known = dict(bests)
+        updated = dict(bests)
         for key, best in bests.items():
             goal = parse_goal(best.goal, _WHERE[key])
             value = entry_metric(results, goal.metric, _WHERE[key])
@@ -86,10 +86,10 @@ class Judge:
                 continue
             by = self.early_stop.min_delta if key == EARLY_STOP else 0.0
             if _agreed(goal.is_better(value, best.value, by)):
-                known[key] = Best(best.goal, step, value)
+                updated[key] = Best(best.goal, step, value)
             else:
-                known[key] = dataclasses.replace(best, since=best.since + 1)
-        return known
+                updated[key] = dataclasses.replace(best, since=best.since + 1)
+        return updated
 
     def has_ended(self, bests: Bests) -> bool:
         """Whether the run ends before its total."""

@@ -98,23 +98,23 @@ def run(
       Interrupted: if a stop is requested.
     """
     fits, updates = [], []
-    for one in evaluations.values():
-        if one.evaluator:
-            one.evaluator.start()
-            fits += [(one.fit, one.evaluator.fit)] if one.fit else []
-            updates.append((one.data, one.evaluator.update))
+    for evaluation in evaluations.values():
+        if evaluation.evaluator:
+            evaluation.evaluator.start()
+            fits += [(evaluation.fit, evaluation.evaluator.fit)] if evaluation.fit else []
+            updates.append((evaluation.data, evaluation.evaluator.update))
     for data, takes in [*_shared(fits), *_shared(updates)]:
         for predictions, batch in predict(steps, variables, data.eval_batches(stopping), stopping):
             for take in takes:
                 take(predictions, batch)
     results: dict[str, float] = {}
-    for name, one in evaluations.items():
-        if one.evaluator:
-            found = one.evaluator.result()
+    for name, evaluation in evaluations.items():
+        if evaluation.evaluator:
+            metrics = evaluation.evaluator.result()
         else:
-            found = evaluate(steps, variables, one.data.eval_batches(stopping), stopping)
-            found |= steps.derive(found)
-        results |= {f'{name}/{metric}': value for metric, value in found.items()}
+            metrics = evaluate(steps, variables, evaluation.data.eval_batches(stopping), stopping)
+            metrics |= steps.derive(metrics)
+        results |= {f'{name}/{metric}': value for metric, value in metrics.items()}
     return results
 
 
@@ -125,20 +125,25 @@ def line(headlines: Mapping[str, tuple[str, ...]], results: Mapping[str, float])
       headlines: metrics by the names of evaluations; empty for all of them.
       results: {'NAME/METRIC': value}; other numbers are shown too.
     """
-    words = []
+    parts = []
     for key, value in results.items():
         name, _, metric = key.partition('/')
         chosen = headlines.get(name)
         if not chosen or metric in chosen:
-            words.append(f'{key} {value:.4f}')
-    return '  '.join(words)
+            parts.append(f'{key} {value:.4f}')
+    return '  '.join(parts)
 
 
 def num_examples(opened: Iterable[Evaluation]) -> int:
     """The number of examples that evaluations pass through the model, repeats included."""
     opened = list(opened)
-    passes = [one.data for one in opened if one.evaluator is None]
-    shared = {id(data): data for one in opened if one.evaluator for data in (one.data, one.fit)}
+    passes = [evaluation.data for evaluation in opened if evaluation.evaluator is None]
+    shared = {
+        id(data): data
+        for evaluation in opened
+        if evaluation.evaluator
+        for data in (evaluation.data, evaluation.fit)
+    }
     return sum(len(data.source) for data in (*passes, *shared.values()) if data)
 
 

@@ -156,18 +156,18 @@ def check_predictions(
       evaluations: evaluations by their names in `config.evals`.
       variables: variables of the model, or their shapes.
     """
-    for name, one in evaluations.items():
-        if one.evaluator is None or not one.evaluator.predictions:
+    for name, evaluation in evaluations.items():
+        if evaluation.evaluator is None or not evaluation.evaluator.predictions:
             continue
-        plan = one.data.plan
+        plan = evaluation.data.plan
         # An evaluation pads its last batch, which may be the only one.
-        shape = Shape(plan.batch_size, 1, one.data.spec, plan.slots)
+        shape = Shape(plan.batch_size, 1, evaluation.data.spec, plan.slots)
         batch = {
             key: jax.ShapeDtypeStruct((shape.rows, *s.shape), s.dtype)
             for key, s in shape.arrays.items()
         }
         predicted = steps.shapes(variables, batch)[0]
-        if missing := [key for key in one.evaluator.predictions if key not in predicted]:
+        if missing := [key for key in evaluation.evaluator.predictions if key not in predicted]:
             raise UserError(
                 f'config.evals.{name}: its evaluator measures {missing[0]!r}, which the task does '
                 f'not predict, only {", ".join(sorted(predicted))}'

@@ -297,9 +297,9 @@ def evaluate_due(
     Raises:
       Interrupted: if a stop is requested between two batches or while waiting for one.
     """
-    now = {name: training.evaluations[name] for name in names}
-    results = evaluate.run(training.program.eval_steps, now, state.variables, stop_requested)
-    for evaluation in now.values() if jax.process_count() > 1 else ():
+    chosen = {name: training.evaluations[name] for name in names}
+    results = evaluate.run(training.program.eval_steps, chosen, state.variables, stop_requested)
+    for evaluation in chosen.values() if jax.process_count() > 1 else ():
         share_broken_records(evaluation.data)
     return results
 
@@ -310,8 +310,8 @@ def share_broken_records(data: Dataset) -> None:
     Raises:
       UserError: on every process, if there are too many in total.
     """
-    for found in processes.gather(list(data.source.pop_broken().items())):
-        data.source.record_broken(dict(found))
+    for reasons in processes.gather(list(data.source.pop_broken().items())):
+        data.source.record_broken(dict(reasons))
 
 
 def count_broken_records(training: Training) -> dict[str, float]:
