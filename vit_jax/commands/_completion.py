@@ -42,7 +42,7 @@ def complete(commands: Sequence[str]) -> None:
     line = os.environ['COMP_LINE'][: int(os.environ['COMP_POINT'])]
     words = lexers.split_line(line)[3][1:]
     command = words[0] if words and words[0] in commands else ''
-    actions = list(_parser_arguments(command)) if command else []
+    actions = list(_subcommands(command)) if command else []
     action = words[1] if words[1:] and words[1] in actions else ''
     depth = bool(command) + bool(action)
     os.environ['_ARGCOMPLETE'] = str(1 + depth)  # number of words before the flags
@@ -58,7 +58,7 @@ def complete(commands: Sequence[str]) -> None:
     Finder()(parser)
 
 
-def _parser_arguments(command: str) -> Sequence[str]:
+def _subcommands(command: str) -> Sequence[str]:
     return tuple(getattr(importlib.import_module(f'vit_jax.commands.{command}'), 'ACTIONS', ()))
 
 
