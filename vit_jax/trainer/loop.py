@@ -82,7 +82,8 @@ class Loop:
         lr = jax.jit(training.timetable.lr)  # one program instead of one for each operation
         mesh, skips = training.program.layout.mesh, training.program.max_skips
         on_chips = mesh.devices.flat[0].platform != 'cpu'
-        self.meter = Meter(self.step, lr, utilization(training), skips, guard.clock, on_chips)
+        share = utilization(training) if on_chips else None
+        self.meter = Meter(self.step, lr, share, skips, guard.clock, on_chips)
         self.remarks = Remarks(training)
         stopping = guard.preemption.reached
         self.batches = training.data.train_batches(self.step, stopping, self.total)

@@ -22,7 +22,6 @@ from vit_jax.inference import fine_tune
 from vit_jax.interop import adapt, trained
 from vit_jax.interop.trained import TrainedModel
 from vit_jax.optim import schedules
-from vit_jax.profiling import flops
 from vit_jax.runtime import compile_cache
 from vit_jax.step import TrainState
 from vit_jax.storage import paths, run_folder, times
@@ -408,13 +407,13 @@ def _evaluates(training: Training) -> list[str]:
 
 def utilization(training: Training) -> float | None:
     """Model FLOPs utilization at one step a second; None if the chip's peak is not known."""
+    from vit_jax.profiling import flops, task_flops  # here, as the peak of CPUs is unknown
+
     program = training.program
     mesh = program.layout.mesh
     kind = mesh.devices.flat[0].device_kind
     if flops.peak_flops(kind) is None:
         return None
-    from vit_jax.profiling import task_flops  # here, as the peak of CPUs is unknown
-
     count = partial(task_flops.step_flops, training.run.step.sam, program.model, program.task)
     step = sum(s.rows * s.share * count(s.spec) for s in training.data.shapes)
     return flops.mfu(step, 1.0, mesh.size, kind)
