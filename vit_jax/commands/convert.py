@@ -7,12 +7,19 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Sequence
+from typing import Any
 
 from vit_jax.commands._model import MODEL
 from vit_jax.commands._parser import Parser, add_allow_flag, check_output
 from vit_jax.errors import UserError
 
 SUFFIXES = ('.npz', '.safetensors')
+WEIGHTS_FORMS = (
+    'FILE.npz for vision_transformer and big_vision (a run of BiT gets the names of the released '
+    'files); FILE.safetensors or a new folder for transformers; FAMILY:PATH for the names of '
+    'another family, such as timm_vit:FOLDER, open_clip:FOLDER or authors_detr:FILE; peft:FOLDER '
+    'for the adapters of a run of config.lora'
+)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -26,42 +33,51 @@ def main(argv: Sequence[str]) -> int:
         'src',
         help=MODEL,
     )
-    parser.add_argument(
-        'dst',
-        help='FILE.npz for vision_transformer and big_vision (a run of BiT gets the names of the '
-        'released files); FILE.safetensors or a new folder for transformers; FAMILY:PATH for the '
-        'names of another family, such as timm_vit:FOLDER, open_clip:FOLDER or authors_detr:FILE; '
-        'peft:FOLDER for the adapters of a run of config.lora',
-    )
+    parser.add_argument('dst', help=WEIGHTS_FORMS)
     add_allow_flag(parser)
     args = parser.parse_args(argv)
+    check_target(args.dst, 'dst')
+    from vit_jax.inference import load
+
+    write(load.read(args.src, allowed=args.allow), args.dst, args.src)
+    return 0
+
+
+def check_target(dst: str, flag: str) -> None:
+    """Check that weights can be written to `dst`, and that nothing is there.
+
+    Raises:
+      UserError: names the file, or `flag`.
+    """
     from vit_jax.storage.model_ref import ModelRef
 
-    place = ModelRef.parse(args.dst).place
+    place = ModelRef.parse(dst).place
     ending = pathlib.Path(place).suffix
     if ending[1:].isalpha() and ending not in SUFFIXES and not pathlib.Path(place).is_dir():
         raise UserError(
             f'{place}: weights cannot be written as {ending}; name an .npz or .safetensors file, '
             'or a folder'
         )
-    check_output(pathlib.Path(place) / 'model' if ending not in SUFFIXES else place, 'dst')
+    check_output(pathlib.Path(place) / 'model' if ending not in SUFFIXES else place, flag)
     if existing := [path for path in output_files(pathlib.Path(place)) if path.exists()]:
         raise UserError(f'{existing[0]} already exists: choose another name or remove it')
+
+
+def write(trained: Any, dst: str, title: str) -> None:
+    """Write a model to `dst`, and print its contents and notes; `title` begins the first line."""
     import jax
 
-    from vit_jax.inference import load
     from vit_jax.interop import checkpoint
+    from vit_jax.storage.model_ref import ModelRef
 
-    imported = load.read(args.src, allowed=args.allow)
-    notes = checkpoint.write(imported, args.dst)
-    count = sum(x.size for x in jax.tree.leaves(imported.params))
-    size = ' for {1} x {0} images'.format(*imported.image_size) if imported.image_size else ''
-    name = imported.settings.model.name
-    print(f'{args.src}: {imported.source}: {name}{size}, {count:,} parameters')
-    print(f'{place}: written')
-    for note in (*imported.notes, *notes):
+    notes = checkpoint.write(trained, dst)
+    count = sum(x.size for x in jax.tree.leaves(trained.params))
+    size = ' for {1} x {0} images'.format(*trained.image_size) if trained.image_size else ''
+    name = trained.settings.model.name
+    print(f'{title}: {trained.source}: {name}{size}, {count:,} parameters')
+    print(f'{ModelRef.parse(dst).place}: written')
+    for note in (*trained.notes, *notes):
         print(f'note: {note}')
-    return 0
 
 
 def output_files(dst: pathlib.Path) -> list[pathlib.Path]:
