@@ -18,6 +18,7 @@ USED = {
     # The flags of a parser, and their texts as --help shows them.
     'commands/_parser.py': {
         '._option_string_actions',
+        '._actions',
         '._get_formatter',
         '._expand_help',
         '._format_action_invocation',
