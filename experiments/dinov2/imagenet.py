@@ -36,11 +36,12 @@ def get_config(variant: str = 'L/16', own: bool = False, fast: bool = False) -> 
     config.model.update(dtype='bfloat16', residual_dtype=None if fast else 'float32')
     config.task = dict(name='dinov2', warmup=37_500)
 
-    images = dict(source='folder:photos' if own else 'tfds:imagenet2012')
     patch = config.model.patch_size
-    config.data = dict(images, split='train[:99%]')
+    source = 'folder:photos' if own else 'tfds:imagenet2012'
+    config.data = dict(source=source, split='train[:99%]')
     config.data.transforms = crops(224, round(96 / patch) * patch, 8)
-    images.update(transforms="resize_small(256, 'bicubic')|central_crop(224)")
+    # Evaluations use the training source.
+    images = dict(transforms="resize_small(256, 'bicubic')|central_crop(224)")
     minival = dict(images, split='train[99%:]', every='10%')
     config.evals = dict(minival=minival)  # without labels, only the prototypes' entropy
     if not own:
@@ -91,7 +92,7 @@ def smoke(config: ConfigDict) -> None:
     config.task.warmup = 10
     config.data.update(source='digits', transforms=crops(8, 4, 2))
     for entry in config.evals.values():
-        entry.update(source='digits', transforms='')
+        entry.transforms = ''
         if entry.split == 'validation':
             entry.split = 'test'
     config.every = dict(log='10', checkpoint='20')

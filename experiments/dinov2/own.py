@@ -71,7 +71,8 @@ def get_config(
     source = 'tfds:cifar10' if cifar10 else 'folder:photos'
     augment = crops(side, local, count, gram)
     config.data = dict(source=source, split='train[:90%]', transforms=augment)
-    images = dict(source=source, transforms=f"resize({side}, method='bicubic')")
+    # Evaluations use the training source.
+    images = dict(transforms=f"resize({side}, method='bicubic')")
     config.evals = dict(minival=dict(images, split='train[90%:]', batch_size=32))
     if cifar10:
         config.data.workers = 0
@@ -98,7 +99,7 @@ def smoke(config: ConfigDict) -> None:
     config.task = dict(name='dinov2', warmup=2)
     augment = crops(8, 4, 2, gram=False)
     config.data = dict(source='digits', split='train[:90%]', transforms=augment, workers=0)
-    config.evals = dict(minival=dict(source='digits', split='train[90%:]', batch_size=32))
+    config.evals = dict(minival=dict(split='train[90%:]', batch_size=32))
     config.every = dict(log='10', eval='20', checkpoint='20')
 
 
