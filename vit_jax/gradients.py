@@ -131,13 +131,13 @@ def coupled(
         return collections, outputs
 
     outputs = join(output, collections, examples, split.accum_steps)
-    whole, batch = gather((outputs, examples.batch), split.axis_name)
+    gathered, batch = gather((outputs, examples.batch), split.axis_name)
 
     def total(floats: PyTree):
-        parts = loss(merge(floats, whole), batch)
+        parts = loss(merge(floats, gathered), batch)
         return weighted_loss(parts, None)
 
-    by_output, metrics = jax.grad(total, has_aux=True)(inexact(whole))
+    by_output, metrics = jax.grad(total, has_aux=True)(inexact(gathered))
     by_output = own_share(by_output, outputs, split)
 
     def microbatch(collections: PyTree, rows: tuple[Examples, PyTree]):
@@ -178,8 +178,8 @@ def global_counts(
     """
     if split == Split():
         return None
-    each = jax.lax.map(count, divide(examples, split.accum_steps))
-    counts = jax.tree.map(lambda x: x.sum(0), each)
+    by_microbatch = jax.lax.map(count, divide(examples, split.accum_steps))
+    counts = jax.tree.map(lambda x: x.sum(0), by_microbatch)
     return counts if split.axis_name is None else jax.lax.psum(counts, split.axis_name)
 
 
@@ -259,12 +259,12 @@ def own_share(by_output: PyTree, outputs: PyTree, split: Split) -> PyTree:
     if split.axis_name is not None:
         first, devices = jax.lax.axis_index(split.axis_name), jax.lax.psum(1, split.axis_name)
 
-    def own(whole: jax.Array, mine: jax.Array) -> jax.Array:
-        if not mine.ndim:
-            return jnp.full(split.accum_steps, whole / (split.accum_steps * devices))
-        return jax.lax.dynamic_slice_in_dim(whole, first * len(mine), len(mine))
+    def share(total: jax.Array, local: jax.Array) -> jax.Array:
+        if not local.ndim:
+            return jnp.full(split.accum_steps, total / (split.accum_steps * devices))
+        return jax.lax.dynamic_slice_in_dim(total, first * len(local), len(local))
 
-    return jax.tree.map(own, by_output, inexact(outputs))
+    return jax.tree.map(share, by_output, inexact(outputs))
 
 
 def inexact(tree: PyTree) -> PyTree:

@@ -68,7 +68,7 @@ def prepare(
 
     Args:
       trained: the model, ready for images of `image_size`.
-      source, split, classes, batch_size: values for every evaluation instead of its own.
+      source, split, classes, batch_size: values for every evaluation.
       image_size: images of this height and width, see `interop.preprocessing.change_size`.
       evaluators: evaluators instead of the config's, such as 'knn' or 'fewshot(shots=(1, 5))'.
       fit: the split that evaluators learn from; 'train' by default.
@@ -157,12 +157,12 @@ def _require_crops(entries: Entries) -> None:
         if entry.sizes:
             raise UserError(
                 '--image-size: the model gets whole images, padded to '
-                f'config.evals.{name}.sizes, and takes those of any size; leave the flag out'
+                f'config.evals.{name}.sizes, and takes images of any size; leave the flag out'
             )
 
 
 def _titles_by_split(entries: Entries, split: str) -> dict[str, str]:
-    """Names for the evaluations of a run on another split; equal ones are merged.
+    """Names for the evaluations of a run on a different split; equal ones are merged.
 
     Returns:
       {entry of config.evals: name of its results}.

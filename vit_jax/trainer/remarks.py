@@ -29,7 +29,7 @@ class Remarks:
         self._on_cpu = training.program.layout.mesh.devices.flat[0].platform == 'cpu'
 
     def at_start(self) -> list[str]:
-        """Lines that the config alone decides."""
+        """Lines that follow from the config."""
         training = self.training
         found = [*_trained_splits(training.run), self._average(), self._batch_norm()]
         return [line for line in found if line]
