@@ -37,10 +37,11 @@ def get_config(variant: str = 'B/16', lit: bool = False) -> ConfigDict:
         select = ','.join(f'{part}->image/{part}' for part in parts)
         config.init = {'from': placeholder(str), 'select': select}
 
-    data = dict(source='tar:pairs.tar', vocab='vocab.model')
+    data = dict(vocab='vocab.model')
     # SigLIP pads with the eos, so every text ends in it; in your own vocabularies it is 2.
     data.update(transforms="resize(224)|tokenize('caption', 64, pad=2)")
-    config.data, test = dict(data, split='train[:99%]'), dict(data, split='train[99%:]')
+    config.data = dict(data, source='tar:pairs.tar', split='train[:99%]')
+    test = dict(data, split='train[99%:]')  # of the training source
     config.evals = dict(test=test, retrieval=dict(test, evaluator='retrieval'))
 
     config.optim = dict(name='adamw', lr=1e-3, weight_decay=0.1, clip_norm=1.0, b2=0.95)
