@@ -15,6 +15,7 @@ from vit_jax.errors import UserError
 from vit_jax.interop import files
 from vit_jax.interop.families import transformers_vit
 from vit_jax.interop.trained import TrainedModel
+from vit_jax.interop.trained import fields as fields_of
 from vit_jax.models.vit import Model
 
 torch = pytest.importorskip('torch')
@@ -138,8 +139,7 @@ def test_logits_of_what_is_written(fields, size, tmp_path, images, perturbed):
     fields = {'num_classes': 3, 'posemb': 'learn', **OURS, **fields}
     model, batch = Model(**fields), images(2, *size, 3)
     params = perturbed(model, batch)
-    keywords = {name: getattr(model, name) for name in ('gelu', 'norm_eps', 'pool')}
-    keywords |= {'name': 'vit', 'representation_size': None, **fields}
+    keywords = {'name': 'vit', **fields_of(model)}
     trained = TrainedModel.from_file(params, keywords, size, 'a test')
     trained = dataclasses.replace(trained, class_names=('cat', 'dog', 'horse'))
     files.write_safetensors(tmp_path, *transformers_vit.write(trained)[:2])
