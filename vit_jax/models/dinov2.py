@@ -152,10 +152,10 @@ class Model(base.Model):
         return self._vit().attention_maps(intermediates, images)
 
     def collect_hidden_states(
-        self, kept: Mapping[str, Any], images: Float[Array, 'B H W C'], *others: Any
+        self, collection: Mapping[str, Any], images: Float[Array, 'B H W C'], *others: Any
     ) -> list[HiddenState]:
         """The states of the encoder's layers in a call with these images."""
-        return self._vit().collect_hidden_states(kept, images, *others)
+        return self._vit().collect_hidden_states(collection, images, *others)
 
     def final_norm_of(self, params: Mapping[str, Any]) -> Callable[[Array], Array] | None:
         """The encoder's last norm."""

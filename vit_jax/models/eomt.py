@@ -6,6 +6,7 @@ Kerssies et al., 2025, "Your ViT is Secretly an Image Segmentation Model", arXiv
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -36,26 +37,26 @@ ENCODER = (
     'encoder',
 )
 
-# Uniform within 1 / sqrt(fan in), as torch.nn.Linear.
+# Uniform within 1 / sqrt(fan in), like torch.nn.Linear.
 _uniform = nn.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform')
 _dense = functools.partial(nn.Dense, kernel_init=_uniform)
 
 
 class Model(vit.Model):
-    """A ViT whose last blocks process learned queries beside the patches, each query a segment.
+    """A ViT whose last blocks also process learned queries, one for each segment.
 
     Images of any size that whole patches tile, square or not.
 
     Attributes:
-      num_classes: of segments; one more output stands for no segment.
+      num_classes: number of classes of segments; one more output means no segment.
       num_queries: Q, largest number of segments of an image.
-      query_blocks: L_2, number of blocks from which on there are queries: 3 for ViT-S and B, 4 for
-        L, 5 for g in the paper.
-      upscale: how many times the grid of patches is doubled for masks; with 2 and patches of 16
-        pixels a mask logit stands for 4 x 4 pixels.
+      query_blocks: L_2, number of last blocks with queries: 3 for ViT-S and B, 4 for L, 5 for g in
+        the paper.
+      upscale: number of times the grid of patches is doubled for masks; with 2 and patches of 16
+        pixels a mask logit covers 4 x 4 pixels.
 
-    The other attributes, and the errors raised, are those of the ViT, of which pooling decides only
-    whether there is a class token.
+    Other attributes and errors: see `vit.Model`. Pooling only decides whether there is a class
+    token.
     """
 
     num_queries: int = 200
@@ -86,15 +87,15 @@ class Model(vit.Model):
         *,
         mask_probs: Float[Array, '*L'] | None = None,
     ) -> dict[str, Float[Array, 'B ...']]:
-        """Segments of normalized images.
+        """Segment normalized images.
 
         Args:
-          images: normalized.
+          images: normalized images.
           train: whether dropout acts.
-          mask_probs: for each of the last blocks, or for all of them, the probability that a query
-            of an image attends only to patches within its own mask of the moment (section 3.3).
-            It may always attend to queries and to tokens that are no patches. None for no masks
-            and no intermediate predictions, as in inference.
+          mask_probs: probability, for each of the last blocks or for all of them, that a query of
+            an image attends only to patches within its current mask (section 3.3). It may always
+            attend to queries and to tokens that are not patches. None for no masks and no
+            intermediate predictions, as in inference.
 
         Returns:
           logits: [B Q num_classes + 1] in float32; the last class is "no segment".
@@ -144,13 +145,13 @@ class Model(vit.Model):
         x = encoder(x, range(first), train, positions)
         queries = self.param('query_embed', nn.initializers.normal(1.0), self._query_shape)
         x = put_queries(x, queries, prefix)
-        positions = unmoved(positions, self.num_queries, prefix)
-        found = []
+        positions = insert_unrotated(positions, self.num_queries, prefix)
+        predictions = []
         for i in range(self.query_blocks):
             mask = None
             if mask_probs is not None or self._shows_attention:
-                found.append(predict(x))
-                inside = resize_bilinear(found[-1]['masks'], grid) > 0
+                predictions.append(predict(x))
+                inside = resize_bilinear(predictions[-1]['masks'], grid) > 0
                 inside = inside.reshape(*inside.shape[:2], -1)
                 self.sow('intermediates', 'inside', inside)
             if mask_probs is not None:
@@ -160,60 +161,61 @@ class Model(vit.Model):
         last = predict(x)
         if mask_probs is None:
             return last
-        aux = jax.tree.map(lambda *each: jnp.stack(each, axis=1), *found)
+        aux = jax.tree.map(lambda *arrays: jnp.stack(arrays, axis=1), *predictions)
         return last | {f'aux_{name}': array for name, array in aux.items()}
 
     def example_keys(self, rows: int) -> Key[Array, ' B']:
-        """A key for each row from the random stream 'points', see `nn.stochastic.example_keys`."""
+        """Derive a key for each row from the random stream 'points'; see `nn.stochastic`."""
         return example_keys(self.make_rng('points'), rows)
 
     def attention_maps(
         self, intermediates: Mapping[str, Any], images: Float[Array, 'B H W C']
     ) -> list[AttentionMap]:
-        """Attention among tokens of the first blocks, `encoder/block_i`, and of the last ones,
-        `joint/block_i`, with queries after the class token and registers; and that of each query,
-        `queries/block_i/cross`, and limited to its mask of the moment, `masked/block_i/cross`.
+        """Collect attention among tokens of the first blocks, `encoder/block_i`, and of the last
+        ones, `joint/block_i`, with queries after the class token and registers; and of each query
+        to patches, `queries/block_i/cross`, and within its current mask, `masked/block_i/cross`.
         """
         grid = patch_grid(images.shape[1], images.shape[2], self.patch_size)
         first = self.depth - self.query_blocks
         maps = collect(intermediates, 'encoder', grid, grid)
         rows, queries = slice(self.prefix_tokens, -math.prod(grid)), (self.num_queries,)
-        found: dict[str, list[AttentionMap]] = {'joint': [], 'masked': [], 'queries': []}
+        by_kind: dict[str, list[AttentionMap]] = {'joint': [], 'masked': [], 'queries': []}
         for i, inside in enumerate(intermediates['inside'], start=first):
             weights = jnp.asarray(maps[i].weights)
-            found['joint'].append(AttentionMap(f'joint/block_{i}', weights, grid, grid))
-            free = weights[:, :, rows]
-            kept = free * query_mask(inside, self.prefix_tokens)[:, :, rows]
-            kept = kept / kept.sum(-1, keepdims=True)
-            for name, each in (('masked', kept), ('queries', free)):
-                found[name].append(AttentionMap(f'{name}/block_{i}/cross', each, queries, grid))
-        return [*maps[:first], *(each for maps in found.values() for each in maps)]
+            by_kind['joint'].append(AttentionMap(f'joint/block_{i}', weights, grid, grid))
+            of_queries = weights[:, :, rows]
+            masked = of_queries * query_mask(inside, self.prefix_tokens)[:, :, rows]
+            masked = masked / masked.sum(-1, keepdims=True)
+            for kind, cross in (('masked', masked), ('queries', of_queries)):
+                by_kind[kind].append(AttentionMap(f'{kind}/block_{i}/cross', cross, queries, grid))
+        return [*maps[:first], *itertools.chain.from_iterable(by_kind.values())]
 
     def collect_hidden_states(
-        self, kept: Mapping[str, Any], images: Float[Array, 'B H W C'], *others: Any
+        self, collection: Mapping[str, Any], images: Float[Array, 'B H W C'], *others: Any
     ) -> list[HiddenState]:
-        """The states of the encoder's layers, the last of which have queries before the patches."""
+        """Collect the states of the encoder's layers; the last have queries before the patches."""
         del others
         grid = patch_grid(images.shape[1], images.shape[2], self.patch_size)
         return [
             HiddenState(name, x, grid, x.shape[1] - math.prod(grid), self.class_tokens)
-            for name, x in collect_blocks(kept, 'encoder')
+            for name, x in collect_blocks(collection, 'encoder')
         ]
 
     def layer_order(self) -> tuple[str, ...]:
-        """Patterns of the layers' parameters from the image to the block before the last, which
-        learns like the heads; the image's embedding learns like the first block, as in the authors'
-        code.
+        """List patterns of the layers' parameters from the image to the last block but one.
+
+        As in the authors' code, the image's embedding learns like the first block, and the last
+        block like the heads.
         """
         embedding, *blocks = super().layer_order()[:-1]
         return ('|'.join((embedding, *blocks[:1])), *blocks[1:])
 
     def transferable(self) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """Keywords of `config.model` for the encoder as a ViT, and the names of its parameters."""
+        """Describe the encoder as a ViT: keywords of `config.model`, and parameter names."""
         pool = PoolFields(_POOLS.get(self.pool.kind, self.pool.kind))
-        own = {'num_classes': None, 'pool': pool, 'head': HeadFields(bias=self.head.bias)}
+        without_head = {'num_classes': None, 'pool': pool, 'head': HeadFields(bias=self.head.bias)}
         plain = defaults(vit.Model)
-        fields = {key: getattr(self, key) for key in plain} | own
+        fields = {key: getattr(self, key) for key in plain} | without_head
         changed = {key: value for key, value in fields.items() if value != plain[key]}
         return {'name': 'vit', **regroup(vit.Model, changed)}, vit.parameter_names(**changed)
 
@@ -227,7 +229,7 @@ class Model(vit.Model):
         return not self.is_initializing() and self.is_mutable_collection('intermediates')
 
     def _draw_free(self, prob: Float[Array, ''], rows: int) -> Bool[Array, 'B Q']:
-        """The queries that attend to all patches, each with probability 1 - `prob`."""
+        """Draw the queries that attend to all patches, each with probability 1 - `prob`."""
 
         def draw(key: Array) -> Array:
             return jax.random.uniform(key, (self.num_queries,)) >= prob
@@ -263,7 +265,7 @@ class Encoder(nn.Module):
         positions: Rotary | None = None,
         mask: Bool[Array, 'B 1 N N'] | None = None,
     ) -> Float[Array, 'B N D']:
-        """The tokens after the blocks of these numbers."""
+        """Apply the blocks of these numbers to tokens."""
 
         def apply(block: nn.Module, x: Array, positions: Any, mask: Any, rate: float) -> Array:
             return block(x, train, rate, None, positions, mask)
@@ -275,7 +277,7 @@ class Encoder(nn.Module):
         return x
 
     def normed(self, x: Float[Array, 'B N D']) -> Float[Array, 'B N D']:
-        """The tokens after the final norm, if there is one, in the computation dtype."""
+        """Apply the final norm, if there is one, and cast to the computation dtype."""
         return self.norm(x) if self.final_norm else x.astype(self.dtype)
 
 
@@ -315,7 +317,7 @@ class Doubling(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, 'B h w D']) -> Float[Array, 'B H W D']:
         batch, height, width, channels = x.shape
-        # A pixel becomes four, each by a dense layer of its own. PyTorch's initializer takes the
+        # A pixel becomes four, each by a separate dense layer. PyTorch's initializer takes the
         # outputs for inputs.
         kernel = self.param('kernel', _transposed, (2, 2, channels, channels))
         bias = self.param('bias', nn.initializers.zeros, (channels,))
@@ -360,15 +362,15 @@ def _pad(x: Array) -> Array:
 
 
 def _add_shifts(padded: Array, factors: Sequence[Array] | Array) -> Array:
-    """The sum of a map [... H W C], padded by a pixel, at 9 offsets, each times its factor."""
+    """Add a map [... H W C], padded by a pixel, at 9 offsets, each times its factor."""
     height, width = padded.shape[-3] - 2, padded.shape[-2] - 2
-    moved = (padded[..., i : i + height, j : j + width, :] for i in range(3) for j in range(3))
-    return functools.reduce(jnp.add, map(jnp.multiply, moved, factors))
+    shifted = (padded[..., i : i + height, j : j + width, :] for i in range(3) for j in range(3))
+    return functools.reduce(jnp.add, map(jnp.multiply, shifted, factors))
 
 
 @_sum_of_shifts.defjvp
 def _shift_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Image by image, at the size of the map: then the gradient's sums run along channels."""
+    """Differentiate image by image, at the map's size, so that sums run along channels."""
     (x, kernel), (dx, dkernel) = primals, tangents
     factors = [jnp.broadcast_to(d, x.shape[1:]) for d in dkernel.reshape(9, -1)]
     of_kernel = jax.lax.map(lambda image: _add_shifts(image, factors), _pad(x))
@@ -381,13 +383,13 @@ _transposed = nn.initializers.variance_scaling(1 / 3, 'fan_out', 'uniform')
 def put_queries(
     x: Float[Array, 'B N D'], queries: Float[Array, 'Q D'], prefix: int
 ) -> Float[Array, 'B M D']:
-    """The tokens with queries after the first `prefix` ones; blocks do not depend on the order."""
-    each = jnp.broadcast_to(queries.astype(x.dtype), (len(x), *queries.shape))
-    return jnp.concatenate([x[:, :prefix], each, x[:, prefix:]], axis=1)
+    """Insert queries after the first `prefix` tokens; blocks do not depend on the order."""
+    rows = jnp.broadcast_to(queries.astype(x.dtype), (len(x), *queries.shape))
+    return jnp.concatenate([x[:, :prefix], rows, x[:, prefix:]], axis=1)
 
 
-def unmoved(positions: Rotary | None, count: int, prefix: int) -> Rotary | None:
-    """Rotary positions with `count` more tokens after the first `prefix`, which are not rotated."""
+def insert_unrotated(positions: Rotary | None, count: int, prefix: int) -> Rotary | None:
+    """Insert `count` tokens without rotation after the first `prefix` of rotary positions."""
     if positions is None:
         return None
 
@@ -400,10 +402,10 @@ def unmoved(positions: Rotary | None, count: int, prefix: int) -> Rotary | None:
 
 
 def query_mask(inside: Bool[Array, 'B Q N'], prefix: int) -> Bool[Array, 'B 1 M M']:
-    """True where a token may attend: queries to patches in `inside`, everything else to all.
+    """Make a mask that limits queries to patches in `inside`; all else may attend to all.
 
     Args:
-      inside: of each query, the patches that it may attend to.
+      inside: true for patches that a query may attend to.
       prefix: number of tokens before the queries.
     """
     batch, queries, patches = inside.shape

@@ -69,7 +69,7 @@ def variant(name: str) -> dict[str, int]:
 
 
 REGISTERS = nn.initializers.normal(0.02)
-# Layers of a ViT that may lack biases; those of attention come first.
+# Layers of a ViT that may lack biases; attention's projections come first.
 PROJECTIONS = ('query', 'key', 'value', 'out')
 BIASES = (*PROJECTIONS, 'patch_embed', 'mlp', 'norm', 'head')
 
@@ -106,7 +106,7 @@ class Model(base.PatchModel):
         'float32' with bfloat16 computation.
 
     Raises:
-      UserError: if a field has no such value, or images do not fit the patches or `pos_embed`.
+      UserError: for an invalid field, or images that do not fit the patches or `pos_embed`.
     """
 
     num_classes: int | None = None
@@ -184,13 +184,13 @@ class Model(base.PatchModel):
         mask: Bool[Array, 'B N'] | None = None,
         masked: Bool[Array, 'B N'] | None = None,
     ) -> dict[str, Float[Array, 'B *rest']]:
-        """Class scores of normalized images.
+        """Classify normalized images.
 
         Args:
-          images: normalized.
+          images: normalized images.
           train: whether dropout acts.
           mask: true for patches of the image and false for padding, which does not affect them,
-            except that `positions` relative to the size of the grid count it in.
+            except that `positions` relative to the size of the grid include it.
           masked: true for patches whose embedding is replaced by the parameter `mask_token`
             [1 1 D], as in masked image modeling. A model has the parameter if it is initialized
             with this argument.
@@ -216,8 +216,8 @@ class Model(base.PatchModel):
         return outputs(self, tokens, segments, train)
 
     def _embed(self, images: Any, masked: Array | None, train: bool, dtype: Any) -> Array:
-        """z_0 = [x_class; x_p^1 E; ...; x_p^N E] + E_pos, equation 1; registers as configured."""
-        # Blocks add to the residual stream in its dtype; their norms cast to that of computation.
+        """Embed: z_0 = [x_class; x_p^1 E; ...; x_p^N E] + E_pos, equation 1; registers if any."""
+        # Blocks add to the residual stream in its dtype; their norms cast to the computation dtype.
         residual = jnp.dtype(self.residual_dtype or dtype)
         x = self._patches(images, dtype).astype(residual)
         if masked is not None:
@@ -237,7 +237,7 @@ class Model(base.PatchModel):
         return x
 
     def _add_positions(self, x: Array, images: Any, prefix: str) -> Array:
-        """Add E_pos if the tokens with this prefix are those that have positions."""
+        """Add E_pos if `positions.prefix` is this one."""
         if prefix != self.positions.prefix or self.positions.embed == 'none':
             return x
         return x + self._positions(x.shape[1], images).astype(x.dtype)
@@ -249,7 +249,7 @@ class Model(base.PatchModel):
         return jnp.concatenate([x[:, :at], tokens, x[:, at:]], axis=1)
 
     def _patches(self, images: Any, dtype: Any) -> Array:
-        """One token for each patch, row by row, [B N D]."""
+        """Embed each patch as a token, row by row, [B N D]."""
         biased = 'patch_embed' not in self.no_bias
         return PatchEmbed(self.patch_size, self.width, dtype, biased, name='patch_embed')(images)
 
@@ -288,14 +288,14 @@ class Model(base.PatchModel):
         )
 
     def layer_order(self) -> tuple[str, ...]:
-        """Patterns of the layers' parameters from the image on: the embeddings, then each block."""
+        """List patterns of the layers' parameters in order: the embeddings, then each block."""
         blocks = (f'^encoder/block_{i}/' for i in range(self.depth))
         tokens = 'cls_token|dist_token|register_tokens|mask_token'
         return f'^(patch_embed|{tokens}|pos_embed|position_bias|norm_pre)(/|$)', *blocks
 
 
 def parameter_names(**fields: Any) -> tuple[str, ...]:
-    """The names of the parameters, or of the groups of them, of a ViT with these fields."""
+    """List the top-level names of the parameters of a ViT with these fields."""
     model = Model(**fields | {'depth': 1, 'attention': 'xla'}, parent=None)
     image = jax.ShapeDtypeStruct((1, model.stride, model.stride, 3), jnp.float32)
     return tuple(jax.eval_shape(model.init, jax.random.key(0), image)['params'])
@@ -304,22 +304,22 @@ def parameter_names(**fields: Any) -> tuple[str, ...]:
 def attention_positions(
     model: Any, grid: tuple[int, int], next_key: KeySource | None
 ) -> tuple[Rotary | Array | None, Callable[[], nn.Module] | None]:
-    """Positions within attention, from the field `positions.kind`.
+    """Make the positions within attention that `positions.kind` selects.
 
     Args:
       model: a ViT, to which a layer `position_bias` is added if all blocks share one.
       grid: rows and columns of patches.
-      next_key: a source of random keys in training; else None.
+      next_key: source of random keys in training; otherwise None.
 
     Returns:
       Positions for all blocks, and a function that makes a layer for each of them.
     """
-    found = _make_positions(model, grid, next_key)
-    if not isinstance(found, Relative):
-        return found, None
-    if found.shared:
-        return found.bias(model.num_heads, name='position_bias')(), None
-    return None, functools.partial(found.bias, model.num_heads)
+    positions = _make_positions(model, grid, next_key)
+    if not isinstance(positions, Relative):
+        return positions, None
+    if positions.shared:
+        return positions.bias(model.num_heads, name='position_bias')(), None
+    return None, functools.partial(positions.bias, model.num_heads)
 
 
 def _make_positions(
@@ -335,11 +335,11 @@ def _make_positions(
 
 
 def block_options(model: Any, relative: Callable[[], nn.Module] | None = None) -> BlockOptions:
-    """The options of the blocks from the fields of a ViT.
+    """Derive the blocks' options from the fields of a ViT.
 
     Args:
       model: a ViT.
-      relative: makes a layer of relative biases for each block, see `attention_positions`.
+      relative: factory of each block's layer of relative biases, see `attention_positions`.
     """
     block = model.block
     norm = functools.partial(make_norm(model), block.norm_eps)
@@ -363,7 +363,7 @@ def block_options(model: Any, relative: Callable[[], nn.Module] | None = None) -
 
 
 def make_norm(model: Any, name: str = '') -> Callable[..., nn.Module]:
-    """Make the norm `name`, by default `block.norm`, called as `BlockOptions.norm` is."""
+    """Select the norm `name`, by default `block.norm`; see `BlockOptions.norm` for its call."""
     kind = NORMS[name or model.block.norm]
     plain = kind is LayerNorm and 'norm' in model.no_bias
     return functools.partial(kind, use_bias=False) if plain else kind
@@ -372,20 +372,20 @@ def make_norm(model: Any, name: str = '') -> Callable[..., nn.Module]:
 def outputs(
     model: Any, tokens: Float[Array, 'B N D'], segments: Int[Array, 'B N'] | None, train: bool
 ) -> dict[str, Float[Array, 'B *rest']]:
-    """The outputs of a ViT from its last tokens; see `Model.__call__` and `PoolFields`."""
+    """Pool and classify the last tokens of a ViT; see `Model.__call__` and `PoolFields`."""
     x = pool(model, tokens, segments, train)
     if model.head.representation_size:
         size, dtype = model.head.representation_size, jnp.dtype(model.dtype)
         dense = nn.Dense(size, dtype=dtype, name='pre_logits')
         x = nn.tanh(dense(x))
-    found = {'tokens': tokens, 'pre_logits': x}
-    return found | scores(model, x, tokens, train) if model.num_classes else found
+    features = {'tokens': tokens, 'pre_logits': x}
+    return features | scores(model, x, tokens, train) if model.num_classes else features
 
 
 def pool(
     model: Any, tokens: Float[Array, 'B N D'], segments: Int[Array, 'B N'] | None, train: bool
 ) -> Float[Array, 'B *rest']:
-    """y = LN(z_L^0), equation 4 of arXiv:2010.11929, or another summary.
+    """Summarize the tokens: y = LN(z_L^0), equation 4 of arXiv:2010.11929, or another pooling.
 
     The encoder has applied the norm, except with `pool.norm`. Segments are 1 for tokens of the
     image and 0 for padding; None without padding.
@@ -418,12 +418,12 @@ def pool(
 def scores(
     model: Any, x: Float[Array, '*_ F'], tokens: Float[Array, 'B N D'], train: bool
 ) -> dict[str, Float[Array, '*_ C']]:
-    """Scores of `model.num_classes` classes in float32.
+    """Compute scores of `model.num_classes` classes in float32.
 
     Args:
       model: a ViT.
-      x: the representation.
-      tokens: after the encoder.
+      x: representation of each image.
+      tokens: tokens after the encoder.
       train: whether a batch norm takes the statistics of this batch.
     """
     dense = functools.partial(
@@ -432,9 +432,9 @@ def scores(
         use_bias='head' not in model.no_bias,
     )
     if model.pool.kind == 'distilled':
-        both = DistilledHead(dense, name='head')(tokens[:, :2])
-        mean = (both[0] + both[1]) / 2
-        return {'logits': mean, 'class_logits': both[0], 'distillation_logits': both[1]}
+        of_class, of_teacher = DistilledHead(dense, name='head')(tokens[:, :2])
+        mean = (of_class + of_teacher) / 2
+        return {'logits': mean, 'class_logits': of_class, 'distillation_logits': of_teacher}
     if model.head.norm == 'batch':
         plain = {'use_bias': False, 'use_scale': False, 'dtype': jnp.float32, 'name': 'head_norm'}
         x = BatchNorm(not train, momentum=0.9, epsilon=1e-6, **plain)(x)
@@ -444,7 +444,8 @@ def scores(
 class DistilledHead(nn.Module):
     """A head for the class token, and one for the distillation token: DeiT, arXiv:2012.12877.
 
-    Parameters `kernel` and `bias` of the first, `distillation/kernel` and `distillation/bias`.
+    The first has the parameters `kernel` and `bias`, the other `distillation/kernel` and
+    `distillation/bias`.
     """
 
     dense: Callable[[], nn.Dense]

@@ -1,15 +1,15 @@
 """Options of a ViT in groups, as configs nest them, and the flat names of earlier versions.
 
 A group is a frozen dataclass that is the default of a model's field. Models accept it as a record
-or as a mapping with some of its keys, and accept its keys under their flat names in `MOVED` too.
+or as a mapping with some of its keys, and also accept these keys under their flat names in `MOVED`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Iterable, Iterator, Mapping
-from operator import attrgetter
 from typing import Any
 
 from vit_jax import signatures
@@ -21,19 +21,9 @@ from vit_jax.nn.rotary import Rope, RopeDinov3
 POOLS = ('cls', 'gap', 'patches', 'cls_patches', 'map', 'cls_map', 'none', 'distilled')
 WITH_CLASS_TOKEN = ('cls', 'patches', 'cls_patches', 'cls_map', 'distilled')
 MEANS = ('gap', 'patches')
-HEAD_NORMS = ('none', 'batch')
-EMBEDS = ('learn', 'sincos2d', 'none')
-PREFIXES = ('none', 'class', 'all')
 KINDS = ('none', 'rope', 'rope_dinov3', 'relative')
-NORM_PLACES = ('pre', 'post', 'res_post')
-CHOICES: Mapping[str, Iterable[str]] = {
-    **{'block.gelu': GELUS, 'block.norm': NORMS, 'block.norm_place': NORM_PLACES},
-    **{'block.qk_norm': ('none', *NORMS), 'block.mlp': MLPS, 'positions.embed': EMBEDS},
-    **{'positions.prefix': PREFIXES, 'positions.kind': KINDS, 'pool.kind': POOLS},
-    **{'head.norm': HEAD_NORMS},
-}
 
-# The fields that were at the top of a ViT, and their place in a group.
+# Earlier top-level fields of a ViT, and their places in groups.
 MOVED = {
     **{'pool': 'pool.kind', 'pool_heads': 'pool.num_heads', 'pool_mlp_dim': 'pool.mlp_dim'},
     **{'fc_norm': 'pool.norm', 'posemb': 'positions.embed', 'posemb_prefix': 'positions.prefix'},
@@ -67,7 +57,7 @@ class BlockFields:
         its layers.
       mlp_norm: whether the hidden layer of the MLP is normalized (EVA-02).
       layer_scale: initial value of a learned factor for each channel of every branch
-        (arXiv:2103.17239); None for none.
+        (arXiv:2103.17239); None omits the factors.
     """
 
     gelu: str = 'tanh'
@@ -128,11 +118,11 @@ class PoolFields:
     Attributes:
       kind: 'cls': an extra class token, as in the paper. 'gap': mean of the tokens. 'patches': mean
         of the patches, in a model that also has a class token. 'cls_patches': the class token
-        beside that mean, [B 2 D], as for DINOv2's classifiers. 'map': attention pooling; 'cls_map':
-        of all tokens, also a class token (PE core). 'none': every token by itself. 'distilled': a
-        class token and a distillation token, with a head each (DeiT, arXiv:2012.12877, section 4).
-      num_heads: heads of attention pooling; None for as many as the blocks have.
-      mlp_dim: hidden width of attention pooling; None for the same as in the blocks.
+        and that mean, [B 2 D], as for DINOv2's classifiers. 'map': attention pooling; 'cls_map':
+        of all tokens, also a class token (PE core). 'none': no pooling. 'distilled': a class token
+        and a distillation token, each with a head (DeiT, arXiv:2012.12877, section 4).
+      num_heads: heads of attention pooling; None for the blocks' number.
+      mlp_dim: hidden width of attention pooling; None for the blocks' width.
       norm: whether the final norm is applied to the mean of the tokens instead of to the tokens, as
         in fine-tuning of MAE (arXiv:2111.06377).
     """
@@ -148,7 +138,7 @@ class HeadFields:
     """The layers between the representation and the scores.
 
     Attributes:
-      representation_size: width of a tanh layer before the head; None for no such layer.
+      representation_size: width of a tanh layer before the head; None omits the layer.
       norm: 'none', or 'batch': batch normalization without parameters before the head, for a linear
         probe of features of any scale (MAE, arXiv:2111.06377, appendix A.1).
       bias: initial value of the head's biases.
@@ -159,10 +149,23 @@ class HeadFields:
     bias: float = 0.0
 
 
+CHOICES: Mapping[str, Iterable[str]] = {
+    **{'block.gelu': GELUS, 'block.norm': NORMS, 'block.qk_norm': ('none', *NORMS)},
+    **{'block.norm_place': ('pre', 'post', 'res_post'), 'block.mlp': MLPS},
+    **{'positions.embed': ('learn', 'sincos2d', 'none'), 'positions.kind': KINDS},
+    **{'positions.prefix': ('none', 'class', 'all')},
+    **{'pool.kind': POOLS, 'head.norm': ('none', 'batch')},
+}
+
+
 def check(model: Any) -> None:
-    """Raise UserError for a value that an option of a ViT cannot have, or that has no effect."""
+    """Check the groups `block`, `positions`, `pool` and `head` of a model.
+
+    Raises:
+      UserError: for a value that a field cannot have, or options of positions of another kind.
+    """
     for path, choices in CHOICES.items():
-        check_choice(path, attrgetter(path)(model), choices)
+        check_choice(path, operator.attrgetter(path)(model), choices)
     positions, pool, head = model.positions, model.pool, model.head
     for kind in KINDS[1:]:
         if kind != positions.kind and getattr(positions, kind) != getattr(PositionFields, kind):
@@ -172,52 +175,47 @@ def check(model: Any) -> None:
             )
     if pool.norm and pool.kind not in MEANS:
         raise UserError(
-            f'pool.norm=True normalizes a mean of tokens: take pool.kind='
+            f'pool.norm=True normalizes a mean of tokens: set pool.kind='
             f'{" or ".join(map(repr, MEANS))}, not {pool.kind!r}'
         )
+    if pool.kind == 'distilled' and head != HeadFields(bias=head.bias):
+        raise UserError("pool.kind='distilled' takes no head.representation_size and no head.norm")
     if head.representation_size is not None and head.representation_size < 0:
         raise UserError(
             f'head.representation_size must be at least 1, not {head.representation_size}'
         )
-    if pool.kind == 'distilled' and head != HeadFields(bias=head.bias):
-        raise UserError("pool.kind='distilled' takes no head.representation_size and no head.norm")
 
 
 @functools.cache
 def defaults(cls: type) -> dict[str, Any]:
-    """Collect the default of each field of a model, without those of Flax."""
-    own = ('parent', 'name')
-    return {f.name: f.default for f in dataclasses.fields(cls) if f.name not in own}
+    """Collect the default of each field of a model, without `parent` and `name`."""
+    of_flax = ('parent', 'name')
+    return {f.name: f.default for f in dataclasses.fields(cls) if f.name not in of_flax}
 
 
 def is_group(value: Any) -> bool:
-    """Whether the default of a field is a group of options: a record of a frozen dataclass."""
-    frozen = getattr(type(value), '__dataclass_params__', None)
-    return frozen is not None and bool(frozen.frozen)
-
-
-def groups(cls: type) -> dict[str, Any]:
-    """The default of each field of a model that is a group of options."""
-    return {name: value for name, value in defaults(cls).items() if is_group(value)}
+    """Whether a value is a group of options: a record of a frozen dataclass."""
+    params = getattr(type(value), '__dataclass_params__', None)
+    return params is not None and bool(params.frozen)
 
 
 def place(cls: type, name: str, value: Any) -> list[tuple[str, Any]]:
-    """Locate a model's field, given under its name or the flat name of an earlier version.
+    """Locate a model's field by its name or by its flat name of an earlier version.
 
     Args:
       cls: class of the model.
       name: field of the model, or a key of `MOVED`.
-      value: value of the field; may be the text of earlier versions, such as 'rope(reference=16)'.
+      value: value of the field, or its text of an earlier version, such as 'rope(reference=16)'.
 
     Returns:
       Pairs of a dotted path, such as 'positions.rope.reference', and a value.
     """
-    fields, named = defaults(cls), groups(cls)
-    target, is_text = MOVED.get(name, ''), isinstance(value, str)
+    fields, is_text = defaults(cls), isinstance(value, str)
     if name == 'no_bias' and is_text and isinstance(fields.get(name), tuple):
         return [(name, value if value.startswith('(') else _split(value))]
-    is_current = name in fields and not (name in named and is_text)
-    if is_current or target.partition('.')[0] not in named:
+    target = MOVED.get(name, '')
+    is_current = name in fields and not (is_text and is_group(fields[name]))
+    if is_current or not is_group(fields.get(target.partition('.')[0])):
         return [(name, value)]
     if not is_text or name not in ('positions', 'mlp'):
         return [(target, value)]
@@ -233,88 +231,88 @@ def _split(text: str) -> tuple[str, ...]:
 
 
 def regroup(cls: type, *fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Nest fields of a model, and turn groups into dicts; keys that are absent stay absent.
+    """Nest fields of a model in groups, as dicts; later mappings replace earlier ones key by key.
 
-    Later fields replace earlier ones key by key.
+    Args:
+      cls: class of the model.
+      *fields: values by field, nested or under flat names. Absent keys stay absent.
     """
-    nested: dict[str, Any] = {}
-    named = groups(cls)
-    for name, value in [item for given in fields for item in given.items()]:
+    merged: dict[str, Any] = {}
+    for name, value in (pair for mapping in fields for pair in mapping.items()):
         for path, item in place(cls, name, value):
             group, *keys = path.split('.')
-            if group not in named:
-                nested[path] = item
+            if not is_group(defaults(cls).get(group)):
+                merged[path] = item
                 continue
             for key in reversed(keys):
                 item = {key: item}
-            _merge(nested.setdefault(group, {}), item)
-    return nested
+            _update(merged.setdefault(group, {}), item)
+    return merged
 
 
-def _merge(node: dict[str, Any], given: Any) -> None:
-    """Set keys of a group, given as a record or a mapping, and of the groups within."""
-    for key, value in (vars(given) if is_group(given) else given).items():
+def _update(node: dict[str, Any], group: Any) -> None:
+    """Set keys of a dict and of its nested dicts from a group, a record or a mapping."""
+    for key, value in (vars(group) if is_group(group) else group).items():
         if is_group(value) or hasattr(value, 'items'):  # also of a ConfigDict
-            _merge(node.setdefault(key, {}), value)
+            _update(node.setdefault(key, {}), value)
         else:
             node[key] = value
 
 
-def build(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Make the constructor's arguments, with groups as records, of nested or flat fields.
+def build(cls: type, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Make a model's constructor arguments, with groups as records, from nested or flat fields.
 
     Raises:
-      UserError: for an unknown key of a group.
+      UserError: for an unknown key of a group, or a value of another type.
     """
-    named = groups(cls)
     return {
-        name: _record(named[name], value, name)
-        if name in named and isinstance(value, Mapping)
+        name: _record(group, value, name)
+        if is_group(group := defaults(cls).get(name)) and isinstance(value, Mapping)
         else value
-        for name, value in regroup(cls, given).items()
+        for name, value in regroup(cls, fields).items()
     }
 
 
-def _record(default: Any, given: Mapping[str, Any], where: str) -> Any:
-    """Replace keys of a group, and of the groups within."""
+def _record(default: Any, values: Mapping[str, Any], path: str) -> Any:
+    """Replace keys of a group, and of its nested groups."""
     changes = {}
-    for key, value in given.items():
+    for key, value in values.items():
         if key not in vars(default):
-            raise UserError(f'{where}: ' + nearest('key', key, vars(default)))
+            raise UserError(f'{path}: ' + nearest('key', key, vars(default)))
         old = getattr(default, key)
-        kinds = (int, float) if isinstance(old, float) else type(old)
-        is_like = isinstance(value, kinds) and isinstance(value, bool) == isinstance(old, bool)
+        types = (int, float) if isinstance(old, float) else type(old)
+        is_valid = isinstance(value, types) and isinstance(value, bool) == isinstance(old, bool)
         if is_group(old):
-            value = _record(old, value, f'{where}.{key}')
-        elif old is not None and not is_like:
-            raise UserError(f'{where}.{key} must be like {old!r}, not {value!r}')
+            value = _record(old, value, f'{path}.{key}')
+        elif old is not None and not is_valid:
+            raise UserError(f'{path}.{key} must be like {old!r}, not {value!r}')
         changes[key] = value
     return dataclasses.replace(default, **changes)
 
 
-def complete(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
+def complete(cls: type, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Flatten the fields of a model to dotted paths such as 'block.gelu', with all defaults."""
-    merged, named = regroup(cls, defaults(cls), given), groups(cls)
-    flat = {key: value for key, value in merged.items() if key not in named}
-    return flat | dict(leaves({key: merged[key] for key in named}))
+    merged = regroup(cls, defaults(cls), fields)
+    in_groups = {key: merged.pop(key) for key, value in defaults(cls).items() if is_group(value)}
+    return merged | dict(leaves(in_groups))
 
 
-def leaves(node: Mapping[str, Any], within: str = '') -> Iterator[tuple[str, Any]]:
+def leaves(node: Mapping[str, Any], prefix: str = '') -> Iterator[tuple[str, Any]]:
     """Yield the dotted paths and values of nested keys."""
     for key, value in node.items():
         if isinstance(value, Mapping):
-            yield from leaves(value, f'{within}{key}.')
+            yield from leaves(value, f'{prefix}{key}.')
         else:
-            yield f'{within}{key}', value
+            yield f'{prefix}{key}', value
 
 
 def nested_fields(model: Any) -> dict[str, Any]:
-    """Collect the fields of a model, groups as dicts, as `config.model` has them."""
+    """Collect the fields of a model as in `config.model`, with groups as dicts."""
     cls: Any = type(model)
     return regroup(cls, {name: getattr(model, name) for name in defaults(cls)})
 
 
-def flat_fields(given: Mapping[str, Any]) -> dict[str, Any]:
+def flat_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Give nested fields of a model the flat names of `MOVED`.
 
     Tables of other projects' models use these names. Options of positions and MLPs become texts
@@ -322,12 +320,12 @@ def flat_fields(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     flat: dict[str, Any] = {}
     names = {path: name for name, path in MOVED.items()}
-    for key, value in given.items():
+    for key, value in fields.items():
         if not (is_group(value) or isinstance(value, Mapping)):
             flat[key] = '|'.join(value) if (key, type(value)) == ('no_bias', tuple) else value
             continue
         node: dict[str, Any] = {}
-        _merge(node, value)
+        _update(node, value)
         flat |= {names[path]: item for path, item in leaves(node, f'{key}.') if path in names}
         if 'kind' in node and key == 'positions':
             flat[key] = _call(node['kind'], node.get(node['kind'], {}))
@@ -336,8 +334,8 @@ def flat_fields(given: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _call(kind: str, given: Mapping[str, Any]) -> str:
+def _call(kind: str, options: Mapping[str, Any]) -> str:
     """Write a kind of positions with its options that are not defaults."""
     default = getattr(PositionFields, kind, None)
-    options = [f'{k}={v!r}' for k, v in given.items() if v != getattr(default, k, None)]
-    return f'{kind}({", ".join(options)})' if options else kind
+    changes = [f'{k}={v!r}' for k, v in options.items() if v != getattr(default, k, None)]
+    return f'{kind}({", ".join(changes)})' if changes else kind
