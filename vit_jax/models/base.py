@@ -87,8 +87,8 @@ class Model(nn.Module):
       first_layer: a pattern of the parameters that see the image, if it is not the first of
         `layer_order`.
       image_method: the method that takes images first.
-      translates: whether it maps sequences to sequences, as `EncoderDecoder`.
-      generates_text: whether it generates texts, by searches that need the special ids of
+      translates: whether it maps sequences to sequences, like `EncoderDecoder`.
+      generates_text: whether it generates texts by searches that need the special ids of
         `vit_jax vocab`.
     """
 
@@ -139,11 +139,11 @@ class Model(nn.Module):
         return type(self).attention_maps is not Model.attention_maps
 
     def attention_maps(self, intermediates: Mapping[str, Any], *inputs: Any) -> list[AttentionMap]:
-        """The attention of every layer.
+        """Collect the attention of every layer.
 
         Args:
-          intermediates: the collection that a call with `mutable=['intermediates']` returns.
-          inputs: of that call.
+          intermediates: collection that a call with `mutable=['intermediates']` returns.
+          inputs: inputs of this call.
         """
         del intermediates, inputs
         return []
@@ -161,7 +161,7 @@ class Model(nn.Module):
 
         Args:
           variables: {'params': ...} and other collections, as for `apply`.
-          inputs: of the model.
+          inputs: inputs of the model.
           layers: numbers as in transformers' `hidden_states`: 0 is the embedding, 1 the output of
             the first block, -1 of the last. timm's `forward_intermediates` counts blocks from 0. By
             default all.
@@ -175,8 +175,8 @@ class Model(nn.Module):
             another width, as in the early stages of a Swin.
         """
         with nn.intercept_methods(keep_hidden_states):
-            outputs, kept = self.apply(variables, *inputs, mutable=[HIDDEN_STATES])
-        states = self.collect_hidden_states(kept.get(HIDDEN_STATES, {}), *inputs)
+            outputs, collections = self.apply(variables, *inputs, mutable=[HIDDEN_STATES])
+        states = self.collect_hidden_states(collections.get(HIDDEN_STATES, {}), *inputs)
         if not states:
             raise UserError(f'{type(self).__module__}: this model does not return hidden states')
         if layers is not None:
@@ -185,87 +185,89 @@ class Model(nn.Module):
             return outputs, states
         return outputs, [dataclasses.replace(state, tokens=norm(state.tokens)) for state in states]
 
-    def collect_hidden_states(self, kept: Mapping[str, Any], *inputs: Any) -> list[HiddenState]:
-        """The states of all layers; none by default.
+    def collect_hidden_states(
+        self, collection: Mapping[str, Any], *inputs: Any
+    ) -> list[HiddenState]:
+        """Collect the states of all layers; none by default.
 
         Args:
-          kept: what `keep_hidden_states` kept in a call.
-          inputs: of that call.
+          collection: arrays that `keep_hidden_states` kept in a call.
+          inputs: inputs of this call.
         """
-        del kept, inputs
+        del collection, inputs
         return []
 
     def final_norm_of(self, params: Mapping[str, Any]) -> Callable[[Array], Array] | None:
-        """The norm after the last block as a function of tokens [B N D]; None if there is none."""
+        """Make a function of tokens [B N D] of the norm after the last block; None without one."""
         del params
         return None
 
     def parameter_pictures(
         self, params: Mapping[str, Any], image_size: Size | None
     ) -> list[ParameterPictures]:
-        """Pictures of parameters; none by default."""
+        """Make pictures of parameters; none by default."""
         del params, image_size
         return []
 
     def layer_order(self) -> tuple[str, ...]:
-        """Patterns of the layers' parameter paths from the input on; empty if there is no order."""
+        """List patterns of the layers' parameter paths in order; empty if there is no order."""
         return ()
 
     def resize_params(
         self, params: Params, old_size: Size | None, new_size: Size, method: str = 'bilinear'
     ) -> Resized:
-        """The parameters for images of another size.
+        """Resize the parameters for images of another size.
 
         Args:
-          params: of the model; some may be absent.
-          old_size: of the images that they were made for; None if unknown.
-          new_size: of the new images.
-          method: of interpolation of grids of positions, see `ops.resize.grid`.
+          params: parameters of the model; some may be absent.
+          old_size: size of the images that they were made for; None if unknown.
+          new_size: size of the new images.
+          method: interpolation of grids of positions, see `ops.resize.grid`.
         """
         del old_size, new_size, method
         return params, []
 
     def transferable(self) -> tuple[dict[str, Any], tuple[str, ...]] | None:
-        """The part that other tasks start from, if it is a model of its own.
+        """Describe the part that other tasks start from, if it is a separate model.
 
         Returns:
-          Keywords of that model with its `name`, and the names of its parameters in this one.
+          Keywords of this part as a model with `name`, and the names of its parameters here.
         """
         return None
 
 
 class PatchModel(Model):
-    """Pictures and resizing of a ViT, whose fields are those of `models.vit.Model`."""
+    """Pictures and resizing of a model with the fields of `models.vit.Model`."""
 
     def attention_maps(
         self: Any, intermediates: Mapping[str, Any], images: Float[Array, 'B H W C']
     ) -> list[AttentionMap]:
-        """Attention maps from the `intermediates` of a call with these images."""
+        """Collect attention maps from the `intermediates` of a call with these images."""
         _, height, width, _ = images.shape
         grid = patch_grid(height, width, self.stride)
         return collect(intermediates, 'encoder', grid, grid)
 
     def collect_hidden_states(
-        self: Any, kept: Mapping[str, Any], images: Float[Array, 'B H W C'], *others: Any
+        self: Any, collection: Mapping[str, Any], images: Float[Array, 'B H W C'], *others: Any
     ) -> list[HiddenState]:
-        """The states of the encoder's layers in a call with these images."""
+        """Collect the states of the encoder's layers in a call with these images."""
         del others
         grid = patch_grid(images.shape[1], images.shape[2], self.stride)
-        around = {'prefix': self.prefix_tokens, 'class_tokens': self.class_tokens}
+        counts = {'prefix': self.prefix_tokens, 'class_tokens': self.class_tokens}
         return [
-            HiddenState(name, tokens, grid, **around)
-            for name, tokens in collect_blocks(kept, 'encoder')
+            HiddenState(name, tokens, grid, **counts)
+            for name, tokens in collect_blocks(collection, 'encoder')
         ]
 
     def final_norm_of(self: Any, params: Mapping[str, Any]) -> Callable[[Array], Array] | None:
-        """The encoder's last norm; a norm of the mean of the tokens does not count."""
+        """Bind the encoder's last norm; a norm of the mean of the tokens does not count."""
         norm = params['encoder'].get('norm')
         return bind_norm(self.block.norm, self.block.norm_eps, self.dtype, norm)
 
     def parameter_pictures(
         self: Any, params: Mapping[str, Any], image_size: Size | None
     ) -> list[ParameterPictures]:
-        """Similarities of the positions of patches, and the filters that embed them."""
+        """Draw similarities of the patches' positions, and the filters that embed patches."""
         if self.positions.embed == 'none':
             return embedding_filters(params)
         grid = require_grid(image_size, self.stride)
@@ -277,12 +279,13 @@ class PatchModel(Model):
     def resize_params(
         self: Any, params: Params, old_size: Size | None, new_size: Size, method: str = 'bilinear'
     ) -> Resized:
-        """The parameters for images, and patches, of another size; see `Model`.
+        """Resize the parameters for images, and patches, of another size; see `Model`.
 
         If `old_size` is None, the old patches are assumed to form a square.
 
         Raises:
-          UserError: if the images cannot be cut into patches, or the old patches form no square.
+          UserError: if the images cannot be cut into patches, or the old patches do not form a
+            square.
         """
         notes: list[str] = []
         kernel = params.get('patch_embed', {}).get('kernel')
@@ -309,16 +312,16 @@ class EncoderDecoder(Model):
     def __call__(
         self, source: Int[Array, 'B S'], target_in: Int[Array, 'B T'], train: bool = False
     ) -> dict[str, Float[Array, 'B *rest']]:
-        """Scores of every next token, given the true ones before it.
+        """Score every next token, given the true ones before it.
 
         Args:
-          source: tokens, with eos at the end, then padding.
+          source: source tokens, with eos at the end, then padding.
           target_in: bos and the target without its last token.
           train: whether dropout acts.
 
         Returns:
           logits: [B T V] in float32.
-          memory: [B S _], the outputs of the encoder.
+          memory: [B S _], outputs of the encoder.
         """
         memory = self.encode(source, train)
         return {'logits': self.decode(memory, target_in, train), 'memory': memory.tokens}
@@ -333,7 +336,7 @@ def bind_norm(
       name: key of NORMS.
       norm_eps: value added to the variance.
       dtype: computation dtype.
-      params: parameters of the norm; None if there is none.
+      params: parameters of the norm; None without a norm.
 
     Returns:
       The function; None without parameters.
@@ -346,7 +349,7 @@ def bind_norm(
 
 
 def bind(norm: nn.Module, params: Mapping[str, Any]) -> Callable[[Array], Array]:
-    """A norm without a parent, with parameters `scale` and the like, as a function of tokens."""
+    """Make a function of tokens of a norm without a parent and its parameters, such as `scale`."""
     variables = {'params': jax.tree.map(jnp.asarray, params)}
     width = params['scale'].shape[-1]
 
@@ -366,7 +369,7 @@ def check_fields(model: Any, *names: str) -> None:
     """Check fields that mean the same in several models.
 
     Args:
-      model: with the fields.
+      model: model with the fields.
       names: keys of CHOICES, `remat`, or rates.
 
     Raises:
@@ -399,10 +402,10 @@ def resize_positions(
     """Resize `pos_embed` to another grid of patches, including one with as many patches.
 
     Args:
-      params: the tree that holds `pos_embed` [1 N D].
-      old_grid: the grid of `pos_embed`; None if it is a square.
-      new_grid: the grid to resize it to.
-      prefix: rows of `pos_embed` before those of the patches.
+      params: tree with `pos_embed` [1 N D].
+      old_grid: grid of `pos_embed`; None for a square.
+      new_grid: grid to resize it to.
+      prefix: number of rows of `pos_embed` before the patches.
       method: see `ops.resize.grid`.
 
     Returns:
@@ -434,14 +437,14 @@ def resize_relative(params: Params, new_grid: Grid, method: str) -> Resized:
     Args:
       params: a tree whose layers `position_bias` have tables [2h-1 2w-1 H], or [L 2h-1 2w-1 H].
       new_grid: rows and columns of the new grid.
-      method: for position embeddings, see `ops.resize.grid`. 'bicubic' resizes biases by 'linear',
-        'antialiased' by 'geometric'.
+      method: method for position embeddings, see `ops.resize.grid`. 'bicubic' resizes biases by
+        'linear', 'antialiased' by 'geometric'.
     """
     method = _BIAS_METHODS.get(method, method)
     sides = 2 * new_grid[0] - 1, 2 * new_grid[1] - 1
     notes = set()
 
-    def resized(path: tuple[Any, ...], leaf: Any) -> Any:
+    def resize_leaf(path: tuple[Any, ...], leaf: Any) -> Any:
         names = [str(key.key) for key in path]
         if names[-2:] != ['position_bias', 'table'] or leaf.shape[-3:-1] == sides:
             return leaf
@@ -450,7 +453,7 @@ def resize_relative(params: Params, new_grid: Grid, method: str) -> Resized:
             return resize.grid(leaf, sides, method)
         return np.stack([resize.grid(table, sides, method) for table in leaf])
 
-    return jax.tree_util.tree_map_with_path(resized, params), sorted(notes)
+    return jax.tree_util.tree_map_with_path(resize_leaf, params), sorted(notes)
 
 
 def resize_axial(params: Params, new_grid: Grid, method: str) -> Resized:
@@ -466,20 +469,20 @@ def resize_axial(params: Params, new_grid: Grid, method: str) -> Resized:
     """
     changed = set()
 
-    def resized(path: tuple[Any, ...], leaf: Any) -> Any:
+    def resize_leaf(path: tuple[Any, ...], leaf: Any) -> Any:
         names = [str(key.key) for key in path]
-        new = _resized_axial(names, leaf, new_grid, method)
+        new = _resize_axial_leaf(names, leaf, new_grid, method)
         if new is None or new.shape == leaf.shape:
             return leaf
         changed.add(names[-1])
         return new
 
-    params = jax.tree_util.tree_map_with_path(resized, params)
+    params = jax.tree_util.tree_map_with_path(resize_leaf, params)
     size = f'{new_grid[1]} x {new_grid[0]} places ({method})'
     return params, [f'{", ".join(sorted(changed))}: resized to {size}'] if changed else []
 
 
-def _resized_axial(names: list[str], leaf: Any, size: Grid, method: str) -> np.ndarray | None:
+def _resize_axial_leaf(names: list[str], leaf: Any, size: Grid, method: str) -> np.ndarray | None:
     """Resize a parameter of `nn.axial`; None if it does not depend on the grid."""
     height, width = size
     match names:

@@ -109,11 +109,11 @@ class Model(base.Model):
         return Root(64 * self.width_factor, dtype, self.pool_padding, name='root')(images)
 
     def collect_hidden_states(
-        self, kept: Mapping[str, Any], images: Float[Array, 'B H W C'], *others: Any
+        self, collection: Mapping[str, Any], images: Float[Array, 'B H W C'], *others: Any
     ) -> list[HiddenState]:
         """The maps of the root and of each stage, as in transformers."""
         del images, others
-        return collect_stages(kept, self.layers)
+        return collect_stages(collection, self.layers)
 
     def final_norm_of(self, params: Mapping[str, Any]) -> Callable[[Array], Array] | None:
         """The norm after the last stage, and its ReLU."""

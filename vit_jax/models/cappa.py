@@ -221,10 +221,10 @@ class Model(base.Model):
         ]
 
     def collect_hidden_states(
-        self, kept: Mapping[str, Any], images: Float[Array, 'B H W C'], *others: Any
+        self, collection: Mapping[str, Any], images: Float[Array, 'B H W C'], *others: Any
     ) -> list[HiddenState]:
         """The states of the ViT's layers."""
-        return self._vit().collect_hidden_states(kept, images, *others)
+        return self._vit().collect_hidden_states(collection, images, *others)
 
     def final_norm_of(self, params: Mapping[str, Any]) -> Callable[[Array], Array] | None:
         """The ViT's last norm."""

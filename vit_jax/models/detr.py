@@ -39,7 +39,7 @@ VARIANTS = {
 
 
 def variant(name: str) -> dict[str, Any]:
-    """Keywords of `Model` for a name of VARIANTS, such as 'R50'.
+    """Look up keywords of `Model` for a name of VARIANTS, such as 'R50'.
 
     Raises:
       UserError: if there is no such variant.
@@ -50,13 +50,13 @@ def variant(name: str) -> dict[str, Any]:
 
 
 class DetectorFeatures(NamedTuple):
-    """The intermediate results of a detector that its heads read.
+    """Intermediate results of a detector that its heads read.
 
     Attributes:
-      maps: feature maps of the ResNet; the first is that of its root, of stride 2.
-      features: the last map, projected to the width of a token.
+      maps: feature maps of the ResNet; its root's, of stride 2, comes first.
+      features: last map, projected to the width of a token.
       memory: output of the encoder.
-      hidden: the queries after each block of the decoder, normalized, in float32.
+      hidden: queries after each block of the decoder, normalized, in float32.
     """
 
     maps: list[Float[Array, 'B _ _ _']]
@@ -69,29 +69,29 @@ class Model(base.Model):
     """DETR for images of any size, padded at the right and below.
 
     Attributes:
-      num_classes: of objects; one more output stands for no object.
+      num_classes: number of classes of objects; one more output means no object.
       layers: blocks of each stage of the ResNet.
       backbone_width: channels of its root, 64 in the paper.
       backbone_norm: 'frozen' batch norm, which is not trained, for a ResNet from a checkpoint;
         'group' norm for one trained from scratch.
-      dilate: the last stage keeps its resolution: DC5.
+      dilate: whether the last stage keeps its resolution: DC5.
       frozen_stages: number of parts of the ResNet, from the root on, that get no gradient. Add
         their kernels to `config.optim.freeze` too, or weight decay will shrink them.
       num_queries: objects that an image can have.
       width: token width.
       depth, decoder_depth: blocks of the encoder and of the decoder.
-      num_heads: of every attention; divides `width`.
+      num_heads: heads of every attention; divides `width`.
       mlp_dim: hidden width of the blocks.
-      decoder_heads, decoder_mlp_dim: the same in the decoder alone; None for those of the encoder.
-      activation: in the MLPs of the blocks: 'relu' as in the paper, 'gelu' (exact) or 'swish'.
-      dropout: on attention weights, on activations, and on the residual branches.
+      decoder_heads, decoder_mlp_dim: values for the decoder; None for the encoder's.
+      activation: activation of the blocks' MLPs: 'relu' as in the paper, 'gelu' (exact) or 'swish'.
+      dropout: dropout rate of attention weights, activations and residual branches.
       norm: 'post' as in the paper, or 'pre'.
-      norm_eps: of the layer norms.
+      norm_eps: value added to the variance in layer norms.
       dtype: computation dtype. Parameters, softmax and outputs stay float32.
       attention: implementation: 'xla', 'pallas', 'cudnn' or 'auto'; see the model `vit`.
 
     Raises:
-      UserError: if a field has no such value.
+      UserError: for an invalid field.
     """
 
     num_classes: int | None = None
@@ -173,7 +173,7 @@ class Model(base.Model):
         """Detect the objects of normalized images, whose padding is zero.
 
         Args:
-          images: of the batch.
+          images: normalized images.
           pixel_mask: true for real pixels, false for padding; by default all are real.
           train: whether dropout acts.
 
@@ -191,7 +191,7 @@ class Model(base.Model):
         pixel_mask: Bool[Array, 'B H W'] | None = None,
         train: bool = False,
     ) -> DetectorFeatures:
-        """The inputs of the heads of this model and of derived ones; see `__call__`."""
+        """Compute the inputs of the heads of this model and of derived ones; see `__call__`."""
         if pixel_mask is None:
             pixel_mask = jnp.ones(images.shape[:3], bool)
         maps = self.backbone(images)
@@ -202,12 +202,12 @@ class Model(base.Model):
         )
 
     def _embed(self, maps: list[Array]) -> Array:
-        """The cells of the last map of the ResNet as tokens, [B h w D]."""
+        """Project the cells of the ResNet's last map to tokens, [B h w D]."""
         features: Array = self.input_proj(maps[-1])
         return features
 
     def heads(self, hidden: Float[Array, 'B L Q D']) -> dict[str, Float[Array, 'B ...']]:
-        """The outputs of `__call__`, from the decoder's outputs."""
+        """Compute the outputs of `__call__` from the decoder's outputs."""
         logits, boxes = self.class_embed(hidden), self.bbox_embed(hidden)
         return {
             'logits': logits[:, -1],
@@ -219,16 +219,16 @@ class Model(base.Model):
     def _encode(
         self, features: Float[Array, 'B h w D'], pixel_mask: Bool[Array, 'B H W'], train: bool
     ) -> Memory:
-        """The decoder's memory: a token for each cell of the last feature map, row by row."""
+        """Encode the decoder's memory: a token for each cell of the last map, row by row."""
         mask = resize_nearest(pixel_mask, features.shape[1:3])
         positions = masked_sine2d(mask, self.width)
         tokens, positions = (x.reshape(x.shape[0], -1, self.width) for x in (features, positions))
-        attended = mask.reshape(len(mask), 1, 1, -1)
-        tokens = self.encoder(tokens, attended, train, positions)
-        return Memory(tokens, attended, positions)
+        mask = mask.reshape(len(mask), 1, 1, -1)
+        tokens = self.encoder(tokens, mask, train, positions)
+        return Memory(tokens, mask, positions)
 
     def _decode(self, memory: Memory, train: bool) -> Array:
-        """The queries after each block of the decoder, normalized, [B L Q D]."""
+        """Compute the queries after each block of the decoder, normalized, [B L Q D]."""
         batch = memory.tokens.shape[0]
         queries = jnp.broadcast_to(self.query_embed, (batch, *self.query_embed.shape))
         return self.decoder(jnp.zeros_like(queries, memory.tokens.dtype), memory, queries, train)
@@ -236,12 +236,12 @@ class Model(base.Model):
     def attention_maps(
         self, intermediates: Mapping[str, Any], images: Array, pixel_mask: Array | None = None
     ) -> list[AttentionMap]:
-        """Attention among cells, among queries, and of queries to cells.
+        """Collect attention among cells, among queries, and of queries to cells.
 
         Args:
-          intermediates: the collection of that name, returned by the model.
-          images: the model's input.
-          pixel_mask: likewise; padding gets no attention.
+          intermediates: collection `intermediates` that the model returns.
+          images: input of the model.
+          pixel_mask: input of the model; padding gets no attention.
         """
         del pixel_mask
         grid = tuple(-(-side // self.stride) for side in images.shape[1:3])
@@ -253,14 +253,14 @@ class Model(base.Model):
         ]
 
     def collect_hidden_states(
-        self, kept: Mapping[str, Any], images: Array, pixel_mask: Array | None = None
+        self, collection: Mapping[str, Any], images: Array, pixel_mask: Array | None = None
     ) -> list[HiddenState]:
-        """The cells before the encoder and after each of its blocks.
+        """Collect the cells before the encoder and after each of its blocks.
 
         `detector_features` has the queries after each block of the decoder.
         """
         del images
-        states = collect_blocks(kept, 'encoder')
+        states = collect_blocks(collection, 'encoder')
         grid = states[0][1].shape[1:3]
         cells = None if pixel_mask is None else resize_nearest(pixel_mask, grid)
         real = None if cells is None else cells.reshape(len(cells), -1)
@@ -270,11 +270,11 @@ class Model(base.Model):
         ]
 
     def final_norm_of(self, params: Mapping[str, Any]) -> Callable[[Array], Array] | None:
-        """The encoder's last norm, which post-norm blocks do not have."""
+        """Bind the encoder's last norm, which post-norm blocks do not have."""
         return bind_norm('layer', self.norm_eps, self.dtype, params['encoder'].get('norm'))
 
     def layer_order(self) -> tuple[str, ...]:
-        """Patterns of the layers' parameters from the image to the end of the encoder."""
+        """List patterns of the layers' parameters from the image to the end of the encoder."""
         return (
             '^backbone/root/',
             *block_order('backbone/', self.layers),
@@ -301,7 +301,7 @@ class Decoder(nn.Module):
         positions: Float[Array, 'B Q D'],
         train: bool = False,
     ) -> Float[Array, 'B L Q D']:
-        """One array for each block; `positions` are added where tokens are queries and keys."""
+        """Stack the outputs of all blocks; `positions` are added to queries and keys."""
         outputs = []
         for block in self.block:
             x = block(x, memory, train, positions)
@@ -322,7 +322,7 @@ class BoxHead(nn.Module):
 
 
 class ObjectMaps(nn.Module):
-    """Attention maps of each object over the image, without values. Parameter `qk`.
+    """Attention maps of objects over the image, without values. Parameter `qk`.
 
     The softmax is taken over all heads and cells together.
     """
@@ -332,27 +332,27 @@ class ObjectMaps(nn.Module):
 
     @nn.compact
     def __call__(self, queries: Float[Array, 'B Q D'], memory: Memory) -> Float[Array, 'B Q N H']:
-        """The weight of each cell for each query and head, in float32."""
+        """Compute the weight of each cell for each query and head, in float32."""
         query, key = Heads(self.num_heads, self.dtype, name='qk')(queries, memory.tokens)
         scores = jnp.einsum('bhqk,bhnk->bqnh', query, key, preferred_element_type=jnp.float32)
         scores = scores * math.sqrt(self.num_heads / queries.shape[-1])
         mask = memory.mask.swapaxes(-1, -2)  # [B 1 N 1], the same for all queries and heads
-        flat, seen = (
+        flat, flat_mask = (
             x.reshape(*x.shape[:2], -1) for x in (scores, jnp.broadcast_to(mask, scores.shape))
         )
-        return masked_softmax(flat, seen).reshape(scores.shape)
+        return masked_softmax(flat, flat_mask).reshape(scores.shape)
 
 
 class MaskHead(nn.Module):
-    """Convolutions that enlarge the maps of objects to those of finer stages of a ResNet.
+    """Convolutions that enlarge the maps of objects to the finer stages of a ResNet.
 
     Two 3 x 3 convolutions with group norms, `conv_0` and `conv_1`, then one for each finer stage,
-    three in the paper: before it the maps are resized to that stage, and its features are added by
+    three in the paper: before it the maps are resized to the stage, and its features are added by
     `adapter_0`, `adapter_1`, ... Then `out`. The features shared by all objects of an image are
     computed once.
 
     Attributes:
-      width: of the features; the channels fall from there to a sixteenth of it.
+      width: channels of the features, which fall to a sixteenth of it.
       dtype: computation dtype; the masks are float32.
     """
 
@@ -366,10 +366,10 @@ class MaskHead(nn.Module):
         maps: Float[Array, 'B Q h w N'],
         stages: Sequence[Float[Array, 'B _ _ _']],
     ) -> Float[Array, 'B Q H W']:
-        """Logits of each object's pixels.
+        """Compute logits of each object's pixels.
 
         Args:
-          features: of the image, in the grid of the maps.
+          features: features of the image, in the grid of the maps.
           maps: N maps of each object.
           stages: feature maps of the image from coarse to fine; the last has the size of the masks.
         """
@@ -403,7 +403,7 @@ class ObjectConv(nn.Module):
     def __call__(
         self, features: Float[Array, 'B h w D'], maps: Float[Array, 'B Q h w N']
     ) -> Float[Array, 'M h w C']:
-        """The objects of all images one after the other, M = B Q."""
+        """Convolve the objects of all images, in order, M = B Q."""
         width = features.shape[-1]
         kernel = self.param('kernel', KERNEL, (3, 3, width + maps.shape[-1], self.channels))
         bias = self.param('bias', nn.initializers.zeros, (self.channels,))
@@ -413,15 +413,15 @@ class ObjectConv(nn.Module):
             x, kernel = x.astype(self.dtype), kernel.astype(self.dtype)
             return jax.lax.conv_general_dilated(x, kernel, (1, 1), 'SAME', dimension_numbers=layout)
 
-        common = conv(features, kernel[:, :, :width]) + bias.astype(self.dtype)
-        own = conv(maps.reshape(-1, *maps.shape[2:]), kernel[:, :, width:])
-        return own + jnp.repeat(common, maps.shape[1], axis=0)
+        of_images = conv(features, kernel[:, :, :width]) + bias.astype(self.dtype)
+        of_objects = conv(maps.reshape(-1, *maps.shape[2:]), kernel[:, :, width:])
+        return of_objects + jnp.repeat(of_images, maps.shape[1], axis=0)
 
 
 def resize_nearest(x: Shaped[Array, 'B H W *C'], size: Sequence[int]) -> Shaped[Array, 'B h w *C']:
     """Resize so that each new pixel has the value of the old one below its upper left corner.
 
-    It is PyTorch's `nearest`; that of `jax.image.resize` takes the pixel below its center.
+    This is PyTorch's `nearest`; `jax.image.resize` takes the pixel below the center.
     """
     rows, columns = (
         jnp.arange(new) * old // new for old, new in zip(x.shape[1:3], size, strict=True)

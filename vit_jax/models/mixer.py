@@ -148,12 +148,15 @@ class Model(base.Model):
         return Dropout(self.dropout)(x, train)
 
     def collect_hidden_states(
-        self, kept: Mapping[str, Any], images: Float[Array, 'B H W C'], *others: Any
+        self, collection: Mapping[str, Any], images: Float[Array, 'B H W C'], *others: Any
     ) -> list[HiddenState]:
         """The states of the blocks in a call with these images."""
         del others
         grid = patch_grid(images.shape[1], images.shape[2], self.patch_size)
-        return [HiddenState(name, tokens, grid) for name, tokens in collect_blocks(kept, 'encoder')]
+        return [
+            HiddenState(name, tokens, grid)
+            for name, tokens in collect_blocks(collection, 'encoder')
+        ]
 
     def final_norm_of(self, params: Mapping[str, Any]) -> Callable[[Array], Array] | None:
         """The norm after the last block."""

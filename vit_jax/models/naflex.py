@@ -111,13 +111,16 @@ class Model(vit.Model):
         return [m._replace(weights=jnp.asarray(m.weights)[..., :tokens, :tokens]) for m in maps]
 
     def collect_hidden_states(
-        self, kept: Mapping[str, Any], images: Float[Array, 'B H W C'] | Sequences, *others: Any
+        self,
+        collection: Mapping[str, Any],
+        images: Float[Array, 'B H W C'] | Sequences,
+        *others: Any,
     ) -> list[HiddenState]:
         """The states of the encoder's layers; of sequences without a grid, as each has its own."""
         if not isinstance(images, Sequences):
-            return super().collect_hidden_states(kept, images)
+            return super().collect_hidden_states(collection, images)
         size = (1, self.patch_size, self.patch_size, 1)
-        states = super().collect_hidden_states(kept, jnp.zeros(size))
+        states = super().collect_hidden_states(collection, jnp.zeros(size))
         return [dataclasses.replace(state, grid=(), real=images.real) for state in states]
 
     def parameter_pictures(

@@ -145,21 +145,21 @@ class Model(base.Model):
     ) -> list[AttentionMap]:
         """Attention maps of the blocks that attend to the whole image."""
         grid = patch_grid(images.shape[1], images.shape[2], self.patch_size)
-        kept = {
+        maps = {
             f'block_{i}': intermediates[f'block_{i}']['attention']['attention'][0]
             for i in sorted(self.global_blocks)
         }
-        return [AttentionMap(name, weights, grid, grid) for name, weights in kept.items()]
+        return [AttentionMap(name, weights, grid, grid) for name, weights in maps.items()]
 
     def collect_hidden_states(
-        self, kept: Mapping[str, Any], images: Float[Array, 'B H W C'], *others: Any
+        self, collection: Mapping[str, Any], images: Float[Array, 'B H W C'], *others: Any
     ) -> list[HiddenState]:
         """The tokens before the first block and after each of them."""
         del images, others
-        blocks = ((f'block_{i}', kept[f'block_{i}']['tokens'][0]) for i in range(self.depth))
+        blocks = ((f'block_{i}', collection[f'block_{i}']['tokens'][0]) for i in range(self.depth))
         return [
             HiddenState(name, x.reshape(len(x), -1, x.shape[-1]), x.shape[1:3])
-            for name, x in (('embedding', kept['tokens'][0]), *blocks)
+            for name, x in (('embedding', collection['tokens'][0]), *blocks)
         ]
 
     def layer_order(self) -> tuple[str, ...]:

@@ -165,12 +165,15 @@ class Model(base.Model):
         return maps
 
     def collect_hidden_states(
-        self, kept: Mapping[str, Any], images: Float[Array, 'B H W C'] | Sequences, *texts: Any
+        self,
+        collection: Mapping[str, Any],
+        images: Float[Array, 'B H W C'] | Sequences,
+        *texts: Any,
     ) -> list[HiddenState]:
         """The states of the image tower's layers; `text_tower` has those of texts."""
         del texts
         states: list[HiddenState]
-        states = self.image_tower().collect_hidden_states(kept['image'], images)
+        states = self.image_tower().collect_hidden_states(collection['image'], images)
         return states
 
     def final_norm_of(self, params: Mapping[str, Any]) -> Callable[[Array], Array] | None:

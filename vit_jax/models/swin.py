@@ -165,11 +165,11 @@ class Model(base.Model):
         return maps
 
     def collect_hidden_states(
-        self, kept: Mapping[str, Any], images: Float[Array, 'B H W C'], *others: Any
+        self, collection: Mapping[str, Any], images: Float[Array, 'B H W C'], *others: Any
     ) -> list[HiddenState]:
         """The embedding and the map of each stage before its merging, as in timm."""
         del images, others
-        return collect_stages(kept, self.depths)
+        return collect_stages(collection, self.depths)
 
     def final_norm_of(self, params: Mapping[str, Any]) -> Callable[[Array], Array] | None:
         """The norm after the last stage."""

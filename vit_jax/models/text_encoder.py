@@ -110,12 +110,14 @@ class Model(base.Model):
         blocks = (f'^encoder/block_{i}/' for i in range(self.depth))
         return '^(token_embed|pos_embed)(/|$)', *blocks
 
-    def collect_hidden_states(self, kept: Mapping[str, Any], *inputs: Any) -> list[HiddenState]:
+    def collect_hidden_states(
+        self, collection: Mapping[str, Any], *inputs: Any
+    ) -> list[HiddenState]:
         """The states of the encoder's layers in a call."""
         del inputs
         return [
             HiddenState(name, tokens, (self.length,))
-            for name, tokens in collect_blocks(kept, 'encoder')
+            for name, tokens in collect_blocks(collection, 'encoder')
         ]
 
     def final_norm_of(self, params: Mapping[str, Any]) -> Callable[[Array], Array] | None:

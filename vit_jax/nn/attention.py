@@ -69,10 +69,10 @@ def _scores_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _round_gradient(scores: Array, dtype: Any) -> Array:
-    """The scores [*B N M]; their derivative is rounded to `dtype`.
+    """Return the scores [*B N M], with a derivative that is rounded to `dtype`.
 
-    Queries and keys take it rounded. The sum that is the bias's gradient would have XLA keep it in
-    float32 as well, the largest array of attention in windows.
+    Queries and keys read the rounded derivative. For the bias's gradient, a sum over it, XLA would
+    also keep it in float32, the largest array of attention in windows.
     """
     del dtype
     return scores
@@ -116,7 +116,7 @@ def _softmax_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, 
 def attend(
     weights: Float[Array, '*B N M'], value: Float[Array, '*B M K']
 ) -> Float[Array, '*B N K']:
-    """The mean of the values by the weights, in the dtype of the values."""
+    """Average the values by the weights, in the dtype of the values."""
     return jnp.einsum('...nm,...mk->...nk', weights.astype(value.dtype), value)
 
 
@@ -138,7 +138,7 @@ def dot_product(
     value: Float[Array, '*B M D'],
     mask: Bool[Array, '*#B #N #M'] | None = None,
 ) -> tuple[Float[Array, '*B N D'], Float[Array, '*B N M']]:
-    """softmax(Q K^T) V, Luong's `dot`; with keys W h it is his `general`."""
+    """softmax(Q K^T) V, Luong's `dot`; with keys W h, Luong's `general`."""
     weights = masked_softmax(_scores(query, key), mask)
     return attend(weights, value), weights
 
@@ -152,7 +152,7 @@ def additive(
 ) -> tuple[Float[Array, '*B N D'], Float[Array, '*B N M']]:
     """softmax(v^T tanh(q + k)) V of Bahdanau et al., for queries W s and keys U h.
 
-    The keys are passed projected, since they are the same at every step of a decoder.
+    The caller projects the keys, which are the same at every step of a decoder.
     """
     hidden = jnp.tanh(query[..., :, None, :] + key[..., None, :, :])
     scores = jnp.einsum('...k,k->...', hidden, v, preferred_element_type=jnp.float32)
@@ -161,7 +161,7 @@ def additive(
 
 
 class Segments(NamedTuple):
-    """The sequence of each token in rows that hold several: queries attend within their own.
+    """Sequence numbers of tokens in rows of several sequences: queries attend within theirs.
 
     Sequences are numbered from 1; 0 is padding, which attends to padding only. For a row of a
     single sequence the numbers are the mask of its tokens.
@@ -175,7 +175,7 @@ class Segments(NamedTuple):
     key: Int[Array, '*B M']
 
     def mask(self) -> Bool[Array, '*B 1 N M']:
-        """True where a query may attend to a key, for all heads."""
+        """Make a mask that is true where a query may attend to a key, for all heads."""
         return (self.query[..., :, None] == self.key[..., None, :])[..., None, :, :]
 
 
@@ -183,15 +183,15 @@ class AttentionSpec(NamedTuple):
     """Sizes and masks of a layer's attention, from which its implementation is chosen.
 
     Attributes:
-      shape: of the queries, [B N D].
+      shape: shape of the queries, [B N D].
       keys: M.
       num_heads: H.
       dtype: name of the type of queries, keys and values.
-      layout: how many of queries, keys and values come in each array, see `fused_attention`.
+      layout: number of queries, keys and values in each array, see `fused_attention`.
       masked, segmented, causal: whether there is such a mask.
-      rate: the share of weights that are dropped.
+      rate: share of weights that are dropped.
       mask_queries: whether the mask differs between queries or heads, instead of [B 1 1 M].
-      bias_rows: the first size of the bias of the scores; 0 without a bias.
+      bias_rows: first size of the bias of the scores; 0 without a bias.
     """
 
     shape: tuple[int, ...]
@@ -215,11 +215,11 @@ class WindowSpec(NamedTuple):
     """Sizes of a layer's attention in windows, from which its implementation is chosen.
 
     Attributes:
-      shape: of the tokens, [B W N D].
+      shape: shape of the tokens, [B W N D].
       num_heads: H.
       dtype: name of the type of queries, keys and values.
       shifted: whether some tokens of a window are not neighbors in the map.
-      rate: the share of weights that are dropped.
+      rate: share of weights that are dropped.
     """
 
     shape: tuple[int, ...]
@@ -230,17 +230,17 @@ class WindowSpec(NamedTuple):
 
 
 def padding_mask(tokens: Int[Array, 'B M'], pad: int = 0) -> Bool[Array, 'B 1 1 M']:
-    """True where a token is not padding, for all heads and queries."""
+    """Make a mask that is true where a token is not padding, for all heads and queries."""
     return (tokens != pad)[:, None, None]
 
 
 def causal_mask(tokens: int) -> Bool[Array, '1 1 N N']:
-    """True where the key does not come after the query."""
+    """Make a mask that is true where the key does not come after the query."""
     return jnp.tril(jnp.ones((1, 1, tokens, tokens), bool))
 
 
 def both(mask: Array | None, other: Array) -> Array:
-    """True where both masks are, or the other one if there is no first."""
+    """Intersect two masks; without a first one, return the other."""
     return other if mask is None else mask & other
 
 
@@ -264,9 +264,9 @@ def recomputed(apply: Callable, remat: bool | str, **options: Any) -> Callable:
     """Wrap a function of a module and arrays to recompute values in the backward pass.
 
     Args:
-      apply: the function.
-      remat: the values that are kept, see the module's docstring.
-      options: of `nn.remat`.
+      apply: function to wrap.
+      remat: values to keep, see the module's docstring.
+      options: further arguments of `nn.remat`.
     """
     if remat is False:
         return apply

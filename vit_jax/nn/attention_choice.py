@@ -1,9 +1,8 @@
 """The choice between XLA's attention, the TPU kernels and cuDNN's on GPUs.
 
 `choose` is a function of the device, the sizes and masks of the layer, and the numerical check that
-a kernel passes before its first use; see `nn.kernels.check`. The device is that of JAX's ambient
-mesh (`jax.set_mesh`), which belongs to the keys of JAX's caches, as does the default device that
-takes its place without a mesh.
+a kernel passes before its first use; see `nn.kernels.check`. The device comes from JAX's ambient
+mesh (`jax.set_mesh`), or is the default device without one; JAX's caches have both in their keys.
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ VMEM = {
 SMALLEST = 16 * MIB
 # Queries of a program where whole sequences do not fit; fewer than 128 leave lanes empty.
 BLOCKS = (128, 256, 384, 512)
-# Fixed cost of a block, in queries: its instructions apart from those of the queries, counted in
-# the machine code for v5e.
+# Fixed cost of a block, in queries: the instructions that do not depend on the number of queries,
+# counted in the machine code for v5e.
 OVERHEAD = 100
 # What cuDNN computes. Hopper takes heads of 256, but JAX asks a GPU that may not be here.
 CUDNN_DTYPES, WIDEST_HEAD = ('bfloat16', 'float16'), 128
@@ -78,13 +77,13 @@ class Choice:
         return self.kernel.packed
 
     def attend(self, inputs: Inputs) -> Float[Array, 'B *N D']:
-        """Attention of the rows of each device."""
+        """Compute the attention of each device's rows."""
         rows = self._spread(inputs)
 
         def apply(rows: Inputs) -> Array:
-            own = rows._replace(regions=inputs.regions)
-            own = own if rows.bias is None else own._replace(bias=rows.bias[0])
-            return self._attend_here(own)
+            local = rows._replace(regions=inputs.regions)
+            local = local if rows.bias is None else local._replace(bias=rows.bias[0])
+            return self._attend_here(local)
 
         if self.target.rows and self.target.devices > 1:
             split = P(self.target.rows)
@@ -98,7 +97,7 @@ class Choice:
         return apply(rows)
 
     def _spread(self, x: Inputs) -> Inputs:
-        """The inputs, with a first axis of the bias that is split over the devices as rows are."""
+        """Add a first axis to the bias, which is split over the devices like rows."""
         bias = x.bias
         if bias is not None:
             bias = jnp.broadcast_to(bias, (self.target.shards, *bias.shape))
@@ -117,9 +116,9 @@ class Choice:
 
 
 def choose_for(layer: nn.Module, spec: Spec) -> Choice | None:
-    """The kernel for a layer with a field `attention` in the call that is traced; None for XLA.
+    """Choose the kernel of a layer with a field `attention` in the traced call; None for XLA.
 
-    XLA's attention creates the parameters, and alone computes weights that can be kept.
+    Only XLA's attention creates parameters, and computes weights that can be kept.
     """
     if layer.attention == 'xla' or layer.is_initializing():
         return None
@@ -131,15 +130,15 @@ def choose_for(layer: nn.Module, spec: Spec) -> Choice | None:
 
 
 def choose(attention: str, spec: Spec, target: Target) -> Kernel | None:
-    """The kernel that computes the attention of a layer; None for XLA's.
+    """Choose the kernel that computes the attention of a layer; None for XLA's.
 
     Args:
-      attention: of ATTENTIONS.
-      spec: of the layer.
-      target: the devices.
+      attention: one of ATTENTIONS.
+      spec: sizes of the layer.
+      target: devices of the program.
 
     Raises:
-      UserError: if a kernel is requested by name, but not possible or not to be trusted.
+      UserError: if a kernel is requested by name, but is not possible or fails its check.
     """
     if attention == 'xla' or (attention == 'auto' and target.kind == 'cpu'):
         return None
@@ -160,13 +159,13 @@ def choose(attention: str, spec: Spec, target: Target) -> Kernel | None:
 
 
 def decide(attention: str, kernel: str, obstacle: str, failure: str) -> bool:
-    """Whether a layer takes a kernel. If it could be expected to, the log says why it does not.
+    """Decide whether a layer uses a kernel; log why not where users would expect it.
 
     Args:
-      attention: of ATTENTIONS.
+      attention: one of ATTENTIONS.
       kernel: `pallas` or `cudnn`.
       obstacle: a requirement that the kernel does not support; empty without one.
-      failure: of the numerical check; empty if it passed.
+      failure: failure of the numerical check; empty if it passed.
 
     Raises:
       UserError: if there is either, and the kernel is requested by name.
@@ -240,7 +239,7 @@ def _tpu_obstacle(target: Target, rows: int) -> str:
     if not target.kind.startswith('TPU'):
         return f'needs a TPU, and this is {target.kind}'
     if target.assumed and target.devices > 1:
-        # JAX does not split kernels of TPUs as it does those of cuDNN.
+        # JAX splits cuDNN's kernels, but not TPU kernels.
         return f'needs a mesh, as one of {target.devices} devices or all may be meant: {SET_MESH}'
     return _split_obstacle(target, rows)
 
@@ -249,7 +248,7 @@ SET_MESH = 'call the program in `with jax.set_mesh(mesh):`'
 
 
 def _split_obstacle(target: Target, rows: int) -> str:
-    """The reason why no kernel can run on the devices' own rows; empty if it can."""
+    """The reason why no kernel can run on each device's rows; empty if it can."""
     if not target.whole:
         return 'cannot split heads over devices, as config.parallel.tensor does'
     if rows % target.shards:
@@ -264,19 +263,19 @@ def _too_few_tokens(spec: AttentionSpec) -> str:
 
 
 def _block(target: Target, spec: AttentionSpec) -> int | None:
-    """Queries of a program, 0 for all; None if nothing fits.
+    """Choose the queries of a program, 0 for all; None if nothing fits.
 
     Blocks take at most half of VMEM if any are so small.
     """
-    there, queries = _vmem_of(target), spec.shape[1]
+    vmem, queries = _vmem_of(target), spec.shape[1]
     for share, blocks in ((SHARE, (0,)), (0.5, BLOCKS), (SHARE, BLOCKS)):
-        if fitting := [b for b in blocks if _vmem(spec, b) <= share * there]:
+        if fitting := [b for b in blocks if _vmem(spec, b) <= share * vmem]:
             return min(fitting, key=lambda b: math.ceil(queries / max(b, 1)) * (b + OVERHEAD))
     return None
 
 
 def _vmem(spec: AttentionSpec, block: int) -> int:
-    """Bytes of VMEM that the kernel needs."""
+    """Compute the bytes of VMEM that the kernel needs."""
     from vit_jax.nn.kernels import attention, blocks
 
     (_, queries, width), itemsize = spec.shape, jnp.dtype(spec.dtype).itemsize

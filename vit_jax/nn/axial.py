@@ -52,7 +52,7 @@ def _ones_then_zeros(key: Array, shape: tuple[int], dtype: Any) -> Float[Array, 
 
 
 class Summary(nn.Module):
-    """The context of all places as one vector, their mean with learned weights."""
+    """Mean of the contexts of all places with learned weights."""
 
     dtype: Any = jnp.float32
 
@@ -81,7 +81,7 @@ class Norm(nn.Module):
 
 
 class GridPositions(nn.Module):
-    """Learned positions: the sum of a vector of the row and one of the column.
+    """Learned positions: the sum of a row vector and a column vector.
 
     Parameters `rows` [H 1 D] and `columns` [W D].
 
@@ -117,7 +117,7 @@ class AxialAttention(nn.Module):
     Attributes:
       num_heads: H; divides the width.
       axis: 'row' for attention within rows, 'column' for attention within columns.
-      causal: whether no place attends to those after it on its line.
+      causal: whether places attend only to themselves and to earlier ones on their line.
       dtype: computation dtype; the softmax stays float32.
       attention: implementation: 'xla'; 'pallas', the TPU kernel of windows, which takes lines for
         windows; or 'auto', the kernel if it can be used.
@@ -143,8 +143,9 @@ class AxialAttention(nn.Module):
         """Attend from every place to its line.
 
         Args:
-          x: the places.
-          context: scales and shifts queries, keys and values; None for no conditioning.
+          x: vectors of the places.
+          context: input of the scales and shifts of queries, keys and values; None for no
+            conditioning.
         """
         projected = self._project(x, context)
         shape = projected[0].shape
@@ -153,8 +154,8 @@ class AxialAttention(nn.Module):
         if (chosen := choose_for(self, spec)) is not None:
             if mask is not None:
                 bias = jnp.where(mask[0], bias, jnp.finfo(bias.dtype).min)
-            found = chosen.attend(Inputs((jnp.concatenate(projected, axis=-1),), bias=bias))
-            return self._lines(self.out(self._heads(found)))
+            inputs = Inputs((jnp.concatenate(projected, axis=-1),), bias=bias)
+            return self._lines(self.out(self._heads(chosen.attend(inputs))))
         query, *memory = map(self._heads, projected)
         return self._attend(query, KeyValue(*memory), mask, bias)
 
@@ -165,14 +166,14 @@ class AxialAttention(nn.Module):
         position: int | Int[Array, ''],
         context: Float[Array, 'B h w C'] | None = None,
     ) -> tuple[Float[Array, 'B h w D'], KeyValue]:
-        """Attend from the places at `position` of all lines to themselves and those before them.
+        """Attend from the places at `position` of all lines to themselves and earlier ones.
 
         Args:
           x: one place of each line: a grid of one row for attention within columns, a single place
             for attention within a row.
           past: keys and values [B L H N K] of the lines up to here.
-          position: on the lines.
-          context: of these places.
+          position: index of the places on their lines.
+          context: context of these places.
 
         Returns:
           The causal result of `__call__` for these places, and `past` with them.
@@ -189,7 +190,7 @@ class AxialAttention(nn.Module):
         return x if self.axis == 'row' else x.swapaxes(1, 2)
 
     def _project(self, x: Array, context: Array | None) -> list[Array]:
-        """Queries, keys and values, [B L N D]."""
+        """Project to queries, keys and values, [B L N D]."""
         x = self._lines(x)
         (qkv,) = (y for y in self.qkv(x, x, x, side_by_side=True) if y is not None)
         parts = jnp.split(qkv, 3, axis=-1)
@@ -200,12 +201,12 @@ class AxialAttention(nn.Module):
         return [self.scale_shift[name](part, context) for name, part in pairs]
 
     def _heads(self, x: Array) -> Array:
-        """[B L N D] in heads, [B L H N K]."""
+        """Split [B L N D] into heads, [B L H N K]."""
         return x.reshape(*x.shape[:-1], self.num_heads, -1).swapaxes(-3, -2)
 
     @nn.compact
     def _bias(self, tokens: int) -> Float[Array, 'H N N']:
-        """The bias of each head by the distance of query and key."""
+        """Make the bias of each head by the distance of query and key."""
         shape = (self.num_heads, 2 * tokens - 1)
         table = self.param('relative_bias', nn.initializers.zeros, shape)
         places = jnp.arange(tokens)
@@ -222,7 +223,7 @@ class Context(NamedTuple):
 
     Attributes:
       places: context of each place, for attention and MLP.
-      summaries: of the whole grid, one for each of the two norms; see `AxialLayer.summaries`.
+      summaries: summary of the whole grid for each of the two norms; see `AxialLayer.summaries`.
     """
 
     places: Float[Array, 'B H W C'] | None = None
@@ -239,10 +240,10 @@ class AxialLayer(nn.Module):
         z = LN(y + MLP(y))
 
     Attributes:
-      num_heads, axis, causal, dtype: of the attention.
-      attention_by: its `attention`.
+      num_heads, axis, causal, dtype: fields of the attention, see `AxialAttention`.
+      attention_by: its field `attention`.
       mlp_dim: hidden width of the feed-forward layer.
-      norm_eps: added to the variance in layer norms.
+      norm_eps: value added to the variance in layer norms.
     """
 
     num_heads: int
@@ -265,7 +266,7 @@ class AxialLayer(nn.Module):
     def __call__(
         self, x: Float[Array, 'B H W D'], context: Context = NOTHING
     ) -> Float[Array, 'B H W D']:
-        """The places of a whole grid."""
+        """Apply the layer to a whole grid."""
         return self._finish(x, self.attention(x, context.places), context)
 
     def step(
@@ -275,22 +276,22 @@ class AxialLayer(nn.Module):
         position: int | Int[Array, ''],
         context: Context = NOTHING,
     ) -> tuple[Float[Array, 'B h w D'], KeyValue]:
-        """`__call__` for the places at one position of all lines; see `AxialAttention.step`."""
-        found, past = self.attention.step(x, past, position, context.places)
-        return self._finish(x, found, context), past
+        """Apply the layer to one position of all lines; see `AxialAttention.step`."""
+        branch, past = self.attention.step(x, past, position, context.places)
+        return self._finish(x, branch, context), past
 
     def empty(self, batch: int, lines: int, tokens: int, width: int) -> KeyValue:
-        """Empty arrays for the keys and values of `step`."""
+        """Make empty arrays for the keys and values of `step`."""
         shape = (batch, lines, self.num_heads, tokens, width // self.num_heads)
         return KeyValue(*(jnp.zeros(shape, self.dtype) for _ in range(2)))
 
     def summaries(self, context: Float[Array, 'B H W E']) -> tuple[Float[Array, 'B 1 1 E'], ...]:
-        """Summaries of the context of a whole grid, which condition the norms."""
+        """Summarize the context of a whole grid, to condition the norms."""
         return tuple(summary(context) for summary in self.sums)
 
-    def _finish(self, x: Array, found: Array, context: Context) -> Array:
-        """Apply the layer after the attention, whose output is `found`."""
-        x = self.norms[0](x + found, context.summaries[0])
+    def _finish(self, x: Array, branch: Array, context: Context) -> Array:
+        """Add the output of the attention, and apply the rest of the layer."""
+        x = self.norms[0](x + branch, context.summaries[0])
         y = self.mlp(x)
         y = y if context.places is None else self.mlp_affine(y, context.places)
         return self.norms[1](x + y, context.summaries[1])
@@ -301,7 +302,7 @@ class AxialEncoder(nn.Module):
 
     Attributes:
       depth: number of pairs.
-      layer: makes a layer, given its axis.
+      layer: factory of layers, called with `axis`.
     """
 
     depth: int
@@ -322,7 +323,7 @@ class AxialEncoder(nn.Module):
 class AxialMap:
     """Weights [B H Q K] of all places of a grid, laid out only when numpy asks for them.
 
-    They are zero outside of a line, and too many to hold for all layers of a large grid.
+    They are zero outside of a line, and would take too much memory for all layers of a large grid.
     """
 
     def __init__(self, weights: Float[Array, 'B L H N N'], axis: str) -> None:
@@ -332,40 +333,40 @@ class AxialMap:
         weights = np.asarray(self._weights, dtype)
         batch, lines, heads, tokens, _ = weights.shape
         grid = (lines, tokens) if self._axis == 'row' else (tokens, lines)
-        laid = np.zeros((batch, heads, *grid, *grid), weights.dtype)
+        dense = np.zeros((batch, heads, *grid, *grid), weights.dtype)
         for line in range(lines):
             place = (line, slice(None)) if self._axis == 'row' else (slice(None), line)
-            laid[(slice(None), slice(None), *place, *place)] = weights[:, line]
-        return laid.reshape(batch, heads, lines * tokens, lines * tokens)
+            dense[(slice(None), slice(None), *place, *place)] = weights[:, line]
+        return dense.reshape(batch, heads, lines * tokens, lines * tokens)
 
 
 def axial_maps(
-    intermediates: Mapping[str, Any], stacks: Sequence[str], grid: tuple[int, int], every: int = 1
+    intermediates: Mapping[str, Any], stacks: Sequence[str], grid: tuple[int, int], stride: int = 1
 ) -> list[AttentionMap]:
-    """The maps kept by the layers of stacks, named `encoder/row_0`, `encoder/column_0`, ...
+    """Collect the maps of the layers of stacks, named `encoder/row_0`, `encoder/column_0`, ...
 
     Args:
-      intermediates: the collection that `model.apply(..., mutable='intermediates')` returns.
+      intermediates: collection that `model.apply(..., mutable='intermediates')` returns.
       stacks: names of modules with the layers `rows_0`, `columns_0`, `rows_1`, ...
       grid: rows and columns of places.
-      every: number of grids of an example, of which the first is taken.
+      stride: number of grids of an example, of which the first is taken.
 
     Raises:
       ValueError: if nothing was kept.
     """
-    found = []
+    maps = []
     for stack in stacks:
         for name, layer in sorted(intermediates.get(stack, {}).items(), key=_order):
             axis, number = _axis_and_number(name)
-            weights = AxialMap(layer['attention']['attention'][0][::every], axis)
-            found.append(AttentionMap(f'{stack}/{axis}_{number}', weights, grid, grid))
-    if not found:
+            weights = AxialMap(layer['attention']['attention'][0][::stride], axis)
+            maps.append(AttentionMap(f'{stack}/{axis}_{number}', weights, grid, grid))
+    if not maps:
         raise ValueError(f'no attention in {stacks}: apply the model with mutable intermediates')
-    return found
+    return maps
 
 
 def _order(item: tuple[str, Any]) -> tuple[int, bool]:
-    """Sorting key: by number, rows before columns."""
+    """Make a sorting key: by number, rows before columns."""
     axis, number = _axis_and_number(item[0])
     return number, axis == 'column'
 

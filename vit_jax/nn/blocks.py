@@ -29,7 +29,7 @@ def erf_gelu(x: Float[Array, '*B']) -> Float[Array, '*B']:
 
 
 def quick_gelu(x: Float[Array, '*B']) -> Float[Array, '*B']:
-    """x sigmoid(1.702 x), the other approximation of Hendrycks and Gimpel; that of CLIP."""
+    """x sigmoid(1.702 x), the other approximation of Hendrycks and Gimpel, used by CLIP."""
     return x * jax.nn.sigmoid(1.702 * x)
 
 
@@ -37,7 +37,7 @@ def quick_gelu(x: Float[Array, '*B']) -> Float[Array, '*B']:
 
 
 def from_input(activation: Callable[[Array], Array]) -> Callable[[Array], Array]:
-    """An activation whose gradient is computed from its input, which the layer before it keeps.
+    """Wrap an activation so that its gradient needs only the input, which the layer before keeps.
 
     Automatic differentiation also keeps its derivative, an array as large as the hidden layer.
     """
@@ -46,9 +46,9 @@ def from_input(activation: Callable[[Array], Array]) -> Callable[[Array], Array]
     def push(x: Array, dx: Array) -> Array:
         return jax.jvp(activation, (jax.lax.optimization_barrier(x),), (dx,))[1]
 
-    activated = jax.custom_jvp(lambda x: activation(x))  # without its other arguments
-    activated.defjvp(lambda primals, tangents: (activation(*primals), push(*primals, *tangents)))
-    return activated
+    wrapped = jax.custom_jvp(lambda x: activation(x))  # without its other arguments
+    wrapped.defjvp(lambda primals, tangents: (activation(*primals), push(*primals, *tangents)))
+    return wrapped
 
 
 GELUS = {
@@ -61,7 +61,7 @@ class Mlp(nn.Module):
     """Two dense layers with a GELU between them, back to the width of the input.
 
     `gelu` is 'tanh' (the approximation of Hendrycks and Gimpel, 2016, arXiv:1606.08415), 'erf'
-    (exact) or 'quick'. Parameters `fc1` and `fc2`, and those of `norm`, which comes before `fc2`.
+    (exact) or 'quick'. Parameters `fc1` and `fc2`, and of any `norm`, which comes before `fc2`.
     """
 
     hidden_dim: int
@@ -89,11 +89,11 @@ class BlockOptions:
     """Options of a block in which families of ViTs differ; by default the paper's.
 
     Attributes:
-      norm: makes a norm, called as `LayerNorm(epsilon, dtype=..., name=...)`.
-      mlp: makes the MLP, called as `Mlp(hidden_dim, dropout, gelu, dtype, name=...)`.
+      norm: factory of norms, called as `LayerNorm(epsilon, dtype=..., name=...)`.
+      mlp: factory of the MLP, called as `Mlp(hidden_dim, dropout, gelu, dtype, name=...)`.
       layer_scale: initial value of a learned factor for each channel of both branches
-        (arXiv:2103.17239, section 2.1), parameters `layer_scale1` and `layer_scale2` [D]; None for
-        none.
+        (arXiv:2103.17239, section 2.1), parameters `layer_scale1` and `layer_scale2` [D]; None
+        omits them.
       no_bias, qk_norm, inner_norm, relative: see `MultiHeadAttention`.
       norm_place: 'pre': x + f(norm(x)); 'post': norm(x + f(x)), as in arXiv:1706.03762; 'res_post':
         x + norm(f(x)), as in Swin v2 (arXiv:2111.09883).
@@ -141,7 +141,7 @@ class Block(nn.Module):
         positions: Rotary | Float[Array, '1 H N N'] | None = None,
         mask: Bool[Array, 'B 1 N N'] | None = None,
     ) -> Float[Array, 'B N D']:
-        """The tokens after the block.
+        """Apply the block to tokens.
 
         `segments` limits attention, see `Segments`, and so does `mask`, true where a query may
         attend; `positions` are rotations of queries and keys, or biases of scores.
@@ -170,9 +170,9 @@ class Block(nn.Module):
             relative=self.options.relative,
             name='attention',
         )
-        together = None if segments is None else Segments(segments, segments)
+        pairs = None if segments is None else Segments(segments, segments)
         kind = 'rotary' if isinstance(positions, Rotary) else 'bias'
-        inputs: dict[str, Any] = {kind: positions, 'segments': together, 'mask': mask}
+        inputs: dict[str, Any] = {kind: positions, 'segments': pairs, 'mask': mask}
         inputs |= {'causal': self.options.causal, 'train': train}
         x = add(x, lambda y: attention(y, **inputs), 1)
         mlp = self.options.mlp(self.mlp_dim, self.dropout, self.gelu, self.dtype, name='mlp')
@@ -183,15 +183,15 @@ class Encoder(nn.Module):
     """`depth` blocks and an optional final norm.
 
     Attributes:
-      block: makes a block, given its name.
+      block: factory of blocks, called with `name`.
       depth: number of blocks.
       drop_path: rate of the last block; the rates rise linearly from 0 at the first.
       scan: stack the blocks' parameters on axis 0 under `blocks` and scan over them, so that the
         program and its compile time do not grow with depth. Otherwise `block_0`, `block_1`, ...
       remat: recomputation in the backward pass; see `vit_jax.nn.attention`.
       final_norm: whether a layer norm follows the blocks.
-      norm_eps: added to the variance in the final norm.
-      norm: makes the final norm; see `BlockOptions`.
+      norm_eps: value added to the variance in the final norm.
+      norm: factory of the final norm; see `BlockOptions`.
       dtype: computation dtype.
     """
 
@@ -213,9 +213,9 @@ class Encoder(nn.Module):
         segments: Int[Array, 'B N'] | None = None,
         positions: Rotary | Float[Array, '1 H N N'] | None = None,
     ) -> Float[Array, 'B N D']:
-        """The tokens after all blocks; `segments` and `positions` are passed to them."""
+        """Apply all blocks to tokens, with the same `segments` and `positions`."""
         # Blocks of other projects may not take positions.
-        placed = () if positions is None else (positions,)
+        optional = () if positions is None else (positions,)
 
         def apply(block: nn.Module, x: Array, rate: float | Array, *rest: Any) -> Array:
             return block(x, train, rate, *rest)
@@ -223,10 +223,10 @@ class Encoder(nn.Module):
         apply = recomputed(apply, self.remat, prevent_cse=not self.scan)
         rates = np.linspace(0.0, self.drop_path, self.depth)
         if self.scan:
-            x = self._scan(apply, x, rates, segments, *placed)
+            x = self._scan(apply, x, rates, segments, *optional)
         else:
             for i, rate in enumerate(rates):
-                x = apply(self.block(name=f'block_{i}'), x, float(rate), segments, *placed)
+                x = apply(self.block(name=f'block_{i}'), x, float(rate), segments, *optional)
         if not self.final_norm:
             return x
         return self.norm(self.norm_eps, dtype=self.dtype, name='norm')(x)
@@ -250,8 +250,8 @@ class SwiGlu(nn.Module):
     """fc2(norm(SiLU(gate(x)) fc1(x))), SwiGLU of Shazeer, 2020, arXiv:2002.05202, equation 6.
 
     Parameters `gate`, `fc1` and `fc2`, and `norm` of EVA-02 (arXiv:2303.11331, section 2.1) if
-    there is one. `hidden_dim` is the width of `gate` and `fc1` as it is; to have the parameters of
-    `Mlp` it is two thirds of the one there. `gelu` has no effect.
+    there is one. `hidden_dim` is the width of `gate` and `fc1`; two thirds of the width in `Mlp`
+    give as many parameters. `gelu` has no effect.
     """
 
     hidden_dim: int
@@ -295,9 +295,9 @@ class MapHead(nn.Module):
         segments: Int[Array, 'B N'] | None = None,
         num_segments: int = 1,
     ) -> Float[Array, 'B D'] | Float[Array, 'B S D']:
-        """One vector for each row; with `segments` one for each of 1 ... S, as in `segment_mean`.
+        """Pool each row to a vector, or with `segments` each of 1 ... S; see `segment_mean`.
 
-        The vector of a segment without tokens is that of uniform attention to all tokens.
+        A segment without tokens gets the vector of uniform attention to all tokens.
         """
         batch, _, width = x.shape
         probe = self.param('probe', nn.initializers.xavier_uniform(), (1, 1, width))
@@ -305,11 +305,11 @@ class MapHead(nn.Module):
         attention = MultiHeadAttention(
             self.num_heads, kernels=('q', 'kv'), dtype=self.dtype, name='attention'
         )
-        own = None
+        pairs = None
         if segments is not None:
             numbers = jnp.arange(1, num_segments + 1, dtype=segments.dtype)
-            own = Segments(jnp.broadcast_to(numbers, (batch, num_segments)), segments)
-        x = attention(probe, x, segments=own)
+            pairs = Segments(jnp.broadcast_to(numbers, (batch, num_segments)), segments)
+        x = attention(probe, x, segments=pairs)
         y = LayerNorm(self.norm_eps, dtype=self.dtype, name='norm')(x)
         x = x + Mlp(self.mlp_dim, gelu=self.gelu, dtype=self.dtype, name='mlp')(y, train)
         return x[:, 0] if segments is None else x
@@ -318,7 +318,7 @@ class MapHead(nn.Module):
 def segment_mean(
     x: Float[Array, 'B N D'], segments: Int[Array, 'B N'], num_segments: int = 1
 ) -> Float[Array, 'B S D']:
-    """Mean of the tokens of each segment, accumulated in float32.
+    """Average the tokens of each segment, accumulated in float32.
 
     Args:
       x: tokens.
@@ -326,6 +326,6 @@ def segment_mean(
         ignored.
       num_segments: S; a segment without tokens gets zeros.
     """
-    own = jax.nn.one_hot(segments - 1, num_segments, dtype=jnp.float32)
-    sums = jnp.einsum('bns,bnd->bsd', own, x.astype(jnp.float32), precision='highest')
-    return (sums / jnp.maximum(own.sum(axis=1), 1)[..., None]).astype(x.dtype)
+    members = jax.nn.one_hot(segments - 1, num_segments, dtype=jnp.float32)
+    sums = jnp.einsum('bns,bnd->bsd', members, x.astype(jnp.float32), precision='highest')
+    return (sums / jnp.maximum(members.sum(axis=1), 1)[..., None]).astype(x.dtype)

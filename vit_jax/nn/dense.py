@@ -45,7 +45,7 @@ def affine(
 class Dense(nn.Module):
     """x W + b, by default Xavier-uniform, with biases initialized close to zero.
 
-    Kernel [K N], bias [N]. Without a `dtype` that of the input and the parameters is taken.
+    Kernel [K N], bias [N]. By default `dtype` follows from the input and the parameters.
     """
 
     features: int
@@ -62,7 +62,7 @@ class Dense(nn.Module):
 
 
 def class_head(num_classes: int, bias: float = 0.0, **options: Any) -> nn.Dense:
-    """A layer of class scores in float32, which for any input are its biases at first.
+    """Make a layer of class scores in float32, which start as its biases for any input.
 
     Args:
       num_classes: C, scores of an example. Kernel [K C], bias [C].

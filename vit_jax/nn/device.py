@@ -1,6 +1,6 @@
 """The devices that a program is traced for, and one of their kind to try a kernel on.
 
-A program's devices are those of JAX's ambient mesh (`jax.set_mesh`), or else the default device.
+A program runs on the devices of JAX's ambient mesh (`jax.set_mesh`), or on the default device.
 Both belong to the keys of JAX's caches.
 """
 
@@ -42,7 +42,7 @@ HEADS_AXIS = 'tensor'
 
 
 def current_target() -> Target:
-    """The target of the program that is being traced."""
+    """Look up the target of the program that is being traced."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.abstract_device is None:
         config: Any = jax.config
@@ -50,24 +50,24 @@ def current_target() -> Target:
         device = default if isinstance(default, jax.Device) else jax.devices(default)[0]
         return Target(device.device_kind, jax.device_count(device.platform), assumed=True)
     rows = tuple(name for name in automatic_axes(mesh) if name != HEADS_AXIS)
-    others = {*mesh.axis_names} - {*mesh.manual_axes} - {*rows}
+    split_axes = {*mesh.axis_names} - {*mesh.manual_axes} - {*rows}
     return Target(
         mesh.abstract_device.device_kind,
         mesh.size,
         rows,
         shards=math.prod(mesh.shape[name] for name in rows),
-        whole=all(mesh.shape[name] == 1 for name in others),
+        whole=all(mesh.shape[name] == 1 for name in split_axes),
     )
 
 
 def automatic_axes(mesh: AbstractMesh) -> tuple[str, ...]:
-    """The axes over which the compiler splits arrays as it likes."""
+    """List the axes over which the compiler is free to split arrays."""
     types = zip(mesh.axis_names, mesh.axis_types, strict=True)
     return tuple(name for name, kind in types if kind == AxisType.Auto)
 
 
 def local_accelerator(kind: str) -> jax.Device | None:
-    """The first TPU or GPU of this process of a kind, by JAX's name; None if there is none."""
+    """Find this process's first TPU or GPU of a kind, by JAX's name; None if there is none."""
     here = (d for d in jax.local_devices() if d.platform in ('tpu', 'gpu'))
     return next((d for d in here if d.device_kind == kind), None)
 
@@ -76,10 +76,10 @@ def measure(function: Callable[[], float], device: jax.Device, devices: int) -> 
     """Call a function that computes on a device, while a program is being traced.
 
     Args:
-      function: returns no NaN.
-      device: of this process.
-      devices: number of those of the program. If they are more than this process has, all
-        processes of the job call this, and get the largest of their results.
+      function: function to call, which never returns NaN.
+      device: device of this process.
+      devices: number of devices of the program. If this process has fewer, all processes of the job
+        call this, and get the largest of their results.
     """
 
     def largest() -> float:

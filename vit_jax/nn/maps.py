@@ -16,7 +16,7 @@ from vit_jax.nn.patches import patch_grid
 
 
 class LazyWeights(Protocol):
-    """Weights that numpy lays out on demand, since they are too many to hold at once."""
+    """Weights that numpy lays out on demand, since they would take too much memory."""
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray: ...
 
@@ -31,7 +31,7 @@ class AttentionMap(NamedTuple):
     Attributes:
       name: path of the layer, such as `encoder/block_3`, or `decoder/block_0/cross` for attention
         to the output of another stack.
-      weights: of every query over the keys; they sum to one.
+      weights: weights of every query over the keys; they sum to one.
       query_grid, key_grid: (rows, columns) of patches, or (tokens,).
     """
 
@@ -59,10 +59,10 @@ def collect(
     key_grid: tuple[int, ...],
     module: str = 'attention',
 ) -> list[AttentionMap]:
-    """The maps that the blocks of a stack have kept, from the first block to the last.
+    """Collect the maps that the blocks of a stack have kept, from the first block to the last.
 
     Args:
-      intermediates: the collection that `model.apply(..., mutable='intermediates')` returns.
+      intermediates: collection that `model.apply(..., mutable='intermediates')` returns.
       stack: path of the stack's module, '/'-joined. Its blocks are `block_0`, `block_1`, ..., or
         scanned `blocks`.
       query_grid: see `AttentionMap`.
@@ -73,14 +73,14 @@ def collect(
     Raises:
       ValueError: if the blocks have kept nothing.
     """
-    kept = intermediates
+    blocks = intermediates
     for name in stack.split('/'):
-        kept = kept.get(name, {})
-    if 'blocks' in kept:
-        layers = list(kept['blocks'][module]['attention'][0])
+        blocks = blocks.get(name, {})
+    if 'blocks' in blocks:
+        layers = list(blocks['blocks'][module]['attention'][0])
     else:
-        blocks = sum(name.startswith('block_') for name in kept)
-        layers = [kept[f'block_{i}'][module]['attention'][0] for i in range(blocks)]
+        count = sum(name.startswith('block_') for name in blocks)
+        layers = [blocks[f'block_{i}'][module]['attention'][0] for i in range(count)]
     if not layers:
         raise ValueError(f'no attention in {stack!r}: apply the model with mutable intermediates')
     suffix = '' if module == 'attention' else f'/{module}'
@@ -101,10 +101,10 @@ class HiddenState:
 
     Attributes:
       name: path of the layer, such as `encoder/block_3`; 'embedding' before the first.
-      tokens: of which the first `prefix` are not patches, and the others lie row by row.
+      tokens: `prefix` tokens that are not patches, then the patches row by row.
       grid: (rows, columns) of patches, or (tokens,) of text; empty for images of several sizes.
       prefix: number of tokens before the patches.
-      class_tokens: number of those that are class or distillation tokens, the first ones.
+      class_tokens: number of class and distillation tokens, which come first.
       real: true for patches of the image and false for padding; None without padding.
     """
 
@@ -119,7 +119,7 @@ class HiddenState:
     def class_token(self) -> Float[Array, 'B D']:
         """The first token; UserError if it is not a class token."""
         if not self.class_tokens:
-            raise UserError("this model has no class token: take 'mean', that of its patches")
+            raise UserError("this model has no class token: take 'mean', the mean of its patches")
         return self.tokens[:, 0]
 
     @property
@@ -152,42 +152,42 @@ def keep_hidden_states(
     return outputs
 
 
-def collect_blocks(kept: Mapping[str, Any], stack: str) -> list[tuple[str, Array]]:
-    """The embedding and the output of each block of a model, by name.
+def collect_blocks(collection: Mapping[str, Any], stack: str) -> list[tuple[str, Array]]:
+    """Collect the embedding and the output of each block of a model, by name.
 
     Args:
-      kept: the collection that `keep_hidden_states` has filled.
+      collection: arrays that `keep_hidden_states` has kept.
       stack: name of the module whose blocks are `block_0`, `block_1`, ..., or scanned `blocks`.
     """
-    found = kept[stack]
-    if 'blocks' in found:
-        layers = list(found['blocks']['tokens'][0])
+    blocks = collection[stack]
+    if 'blocks' in blocks:
+        layers = list(blocks['blocks']['tokens'][0])
     else:
-        layers = [found[f'block_{i}']['tokens'][0] for i in range(len(found))]
+        layers = [blocks[f'block_{i}']['tokens'][0] for i in range(len(blocks))]
     named = ((f'{stack}/block_{i}', tokens) for i, tokens in enumerate(layers))
-    return [('embedding', kept['tokens'][0]), *named]
+    return [('embedding', collection['tokens'][0]), *named]
 
 
-def collect_stages(kept: Mapping[str, Any], depths: Sequence[int]) -> list[HiddenState]:
-    """The embedding of a model of stages, and the map after the last block of each of them.
+def collect_stages(collection: Mapping[str, Any], depths: Sequence[int]) -> list[HiddenState]:
+    """Collect the embedding of a model of stages, and the map after each stage's last block.
 
     Args:
-      kept: the collection that `keep_hidden_states` has filled.
+      collection: arrays that `keep_hidden_states` has kept.
       depths: number of blocks of each `stage_0`, `stage_1`, ...
     """
-    found = {'embedding': kept['tokens'][0]}
+    maps = {'embedding': collection['tokens'][0]}
     for i, depth in enumerate(depths):
         stage, block = f'stage_{i}', f'block_{depth - 1}'
-        # The last is the block's own, after that of a class that it extends.
-        found[f'{stage}/{block}'] = kept[stage][block]['tokens'][-1]
+        # The block's output is the last, after the output of a base class that it calls.
+        maps[f'{stage}/{block}'] = collection[stage][block]['tokens'][-1]
     return [
         HiddenState(name, x.reshape(len(x), -1, x.shape[-1]), x.shape[1:3])
-        for name, x in found.items()
+        for name, x in maps.items()
     ]
 
 
 def choose_layers(count: int, layers: Sequence[int]) -> list[int]:
-    """Numbers of layers in 0 ... count - 1; negative ones count from the last.
+    """Convert numbers of layers to 0 ... count - 1; negative ones count from the last.
 
     Raises:
       UserError: if there is no such layer.
@@ -227,7 +227,7 @@ class ParameterPictures(NamedTuple):
 
 
 def require_grid(image_size: tuple[int, int] | None, patch_size: int) -> tuple[int, int]:
-    """Rows and columns of patches; UserError if the size of the images is not known."""
+    """Compute rows and columns of patches; UserError if the size of the images is not known."""
     if image_size is None:
         raise UserError('the size of the images is unknown: give --image-size')
     return patch_grid(*image_size, patch_size)
@@ -236,13 +236,13 @@ def require_grid(image_size: tuple[int, int] | None, patch_size: int) -> tuple[i
 def position_similarity(
     name: str, table: Float[Values, 'N D'], grid: tuple[int, int]
 ) -> ParameterPictures:
-    """Cosine similarities between the position embeddings of each patch and all patches.
+    """Draw cosine similarities between the position embeddings of each patch and all patches.
 
     Figure 7 (center) of Dosovitskiy et al., 2021, arXiv:2010.11929.
 
     Args:
-      name: of the parameter.
-      table: the rows of the patches, without class tokens.
+      name: path of the parameter.
+      table: rows of the patches, without class tokens.
       grid: rows and columns of patches.
     """
     rows = np.asarray(table, np.float32)
@@ -252,12 +252,12 @@ def position_similarity(
 
 
 def embedding_filters(params: Mapping[str, Any]) -> list[ParameterPictures]:
-    """The first principal components of the filters of `patch_embed`.
+    """Draw the first principal components of the filters of `patch_embed`.
 
     Figure 7 (left) of Dosovitskiy et al., 2021, arXiv:2010.11929.
 
     Args:
-      params: of the model that has `patch_embed/kernel` [p q C D].
+      params: parameters of a model with `patch_embed/kernel` [p q C D].
 
     Returns:
       One parameter; none if patches are single pixels, or do not have one or three colors.

@@ -50,9 +50,9 @@ class KeyValue(NamedTuple):
 class Heads(nn.Module):
     """C projections of tokens to heads, with one kernel [D C H K] and one bias [C H K].
 
-    Each projection is initialized as a Xavier-uniform matrix of its own, so that a fused kernel
+    Each projection is initialized as a separate Xavier-uniform matrix, so that a fused kernel
     starts like separate ones. Projections whose indices are in `no_bias` have no rows in the bias,
-    which is absent if none is left.
+    which is absent if it would have none.
     """
 
     num_heads: int
@@ -66,10 +66,10 @@ class Heads(nn.Module):
         side_by_side: bool = False,
         shared: bool = True,
     ) -> tuple[Float[Array, '*B H _ K'] | None, ...] | tuple[Float[Array, '*B _ _'], ...]:
-        """One projection of each input, in heads; None for inputs that are None.
+        """Project each input to heads; None for inputs that are None.
 
-        Consecutive inputs that are the same array share a matmul. With `side_by_side` its
-        result is not split, [* N cHK] for c such inputs; without `shared` each input has its own.
+        Consecutive inputs that are the same array share a matmul. With `side_by_side` its result is
+        not split, [* N cHK] for c such inputs; without `shared` each input has a separate matmul.
         """
         (width,) = {x.shape[-1] for x in inputs if x is not None}
         check_multiple('width', width, 'num_heads', self.num_heads)
@@ -99,18 +99,18 @@ class Heads(nn.Module):
 
 
 def _runs(inputs: tuple[Array | None, ...]) -> Iterator[tuple[Array, slice]]:
-    """The arrays among the inputs and their indices; equal neighbors are joined."""
+    """Yield each array among the inputs with its indices; equal neighbors are joined."""
     first = 0
     for _, group in itertools.groupby(inputs, key=id):
-        x, *others = group
-        last = first + 1 + len(others)
+        x, *repeats = group
+        last = first + 1 + len(repeats)
         if x is not None:
             yield x, slice(first, last)
         first = last
 
 
 class MergeHeads(nn.Module):
-    """The output projection W^O of the heads, after any norm. Kernel [H K D], bias [D] if any."""
+    """Output projection W^O of the heads, after any norm. Kernel [H K D], bias [D] if any."""
 
     dtype: Any = jnp.float32
     use_bias: bool = True
@@ -139,18 +139,19 @@ class MultiHeadAttention(nn.Module):
       num_heads: H; divides the width.
       kernels: names of the parameters that project queries, keys and values: ('qkv',) in one
         matmul, for self-attention; ('q', 'kv') for cross-attention. Besides these there is `out`.
-      dropout: on the weights.
+      dropout: dropout rate of the weights.
       dtype: computation dtype; the softmax stays float32.
       attention: implementation: 'xla'; 'pallas', a TPU kernel, which supports masks of keys,
         causal masks and segments, but no bias; 'cudnn', a kernel for NVIDIA GPUs in bfloat16 or
         float16, which supports masks or a bias, but no dropout of weights; or 'auto', the kernel
         of the device if it can be used. 'xla' and 'pallas' drop the same weights.
       no_bias: projections without bias: some of 'query', 'key', 'value' and 'out'.
-      qk_norm: makes the norms of the heads of queries and keys, `q_norm` and `k_norm`, given their
-        dtype (Dehghani et al., 2023, arXiv:2302.05442, section 2); None for none.
-      inner_norm: makes the norm before the output projection likewise (sub-LN, arXiv:2210.06423).
-      relative: makes the layer `position_bias`, which returns [1 H N N] to be added to the scores
-        of self-attention; None for none.
+      qk_norm: factory of the norms of the heads of queries and keys, `q_norm` and `k_norm`, called
+        with `dtype` (Dehghani et al., 2023, arXiv:2302.05442, section 2); None omits them.
+      inner_norm: factory of the norm before the output projection, called likewise (sub-LN,
+        arXiv:2210.06423); None omits it.
+      relative: factory of the layer `position_bias`, which returns [1 H N N] to add to the scores
+        of self-attention; None omits it.
 
     Raises:
       UserError: if a kernel is requested by name for something that it does not support.
@@ -198,8 +199,8 @@ class MultiHeadAttention(nn.Module):
           value: tokens of the values; by default the keys. Positions that should affect the weights
             but not the result are added to `query` and `key` only.
           mask: true where a query may attend to a key.
-          bias: added to the scores before the softmax.
-          segments: sequences that share a row; a query attends to the keys of its own.
+          bias: bias of the scores before the softmax.
+          segments: sequences that share a row; a query attends to the keys of its sequence.
           rotary: positions of the tokens, which rotate queries and keys; M is N then.
           causal: whether queries attend to no keys after their own position; M is N then.
           train: whether dropout acts.
@@ -207,8 +208,8 @@ class MultiHeadAttention(nn.Module):
         key = query if key is None else key
         value = key if value is None else value
         if self.relative is not None:
-            own = self.position_bias()
-            bias = own if bias is None else bias + own
+            relative = self.position_bias()
+            bias = relative if bias is None else bias + relative
         tokens = {'q': query, 'k': key, 'v': value}
         rate = self.dropout if train else 0.0
         spec = AttentionSpec(
@@ -220,8 +221,8 @@ class MultiHeadAttention(nn.Module):
         )
         if (chosen := choose_for(self, spec)) is not None:
             columns = self._project_columns(tokens, rotary, chosen.packed)
-            kept = self._draw_kept(spec) if rate else None
-            y = chosen.attend(Inputs(columns, mask, segments, bias, kept))
+            keep_mask = self._draw_keep_mask(spec) if rate else None
+            y = chosen.attend(Inputs(columns, mask, segments, bias, keep_mask))
             return self.out(y.reshape(*y.shape[:-1], self.num_heads, -1).swapaxes(-3, -2))
         heads = self._project(query, key, value)
         if rotary is not None:
@@ -235,7 +236,7 @@ class MultiHeadAttention(nn.Module):
     def project(
         self, key: Float[Array, '*B M D'], value: Float[Array, '*B M D'] | None = None
     ) -> KeyValue:
-        """The keys and values of tokens, for use with many queries; see `__call__`."""
+        """Project tokens to keys and values, for use with many queries; see `__call__`."""
         heads = self._project(None, key, key if value is None else value)
         return KeyValue(heads['k'], heads['v'])
 
@@ -248,7 +249,7 @@ class MultiHeadAttention(nn.Module):
         bias: Float[Array, '*#B #H #N #M'] | None = None,
         train: bool = False,
     ) -> Float[Array, '*B N D']:
-        """`__call__` for projected keys and values."""
+        """Attend from each query to projected keys and values; see `__call__`."""
         return self._attend(self._project(query, None, None)['q'], memory, mask, bias, train)
 
     def step(
@@ -259,13 +260,13 @@ class MultiHeadAttention(nn.Module):
         Returns:
           The causal result of `__call__` for this token, and `past` with the token.
         """
-        seen = jnp.arange(past.key.shape[-2]) <= position
+        mask = jnp.arange(past.key.shape[-2]) <= position
         heads = self._project(x, x, x)
         tokens = past.write(KeyValue(heads['k'], heads['v']), position)
-        return self._attend(heads['q'], tokens, seen[None, None, None], None, False), tokens
+        return self._attend(heads['q'], tokens, mask[None, None, None], None, False), tokens
 
     def _layout(self, tokens: dict[str, Array], rotary: Rotary | None) -> tuple[int, ...]:
-        """The number of queries, keys and values in each array of `_project_columns`."""
+        """Count the queries, keys and values in each array of `_project_columns`."""
         if self.qk_norm is not None or rotary is not None:
             return (1, 1, 1)
         runs = (run for name in self.kernels for _, run in _runs(tuple(tokens[c] for c in name)))
@@ -274,7 +275,7 @@ class MultiHeadAttention(nn.Module):
     def _project_columns(
         self, tokens: dict[str, Array], rotary: Rotary | None, packed: bool
     ) -> tuple[Array, ...]:
-        """Queries, keys and values for a kernel, see `Inputs`; normed and rotated before it."""
+        """Project to queries, keys and values for a kernel, normed and rotated; see `Inputs`."""
         projected: tuple[Array, ...] = ()
         for name in self.kernels:
             inputs = (tokens[letter] for letter in name)
@@ -290,23 +291,23 @@ class MultiHeadAttention(nn.Module):
         return tuple(parts)
 
     def _normed(self, letter: str, heads: Array) -> Array:
-        """The heads of queries, keys or values after the norm of queries and keys, if any."""
+        """Apply any norm of queries and keys to their heads; values stay unchanged."""
         if self.qk_norm is None or letter == 'v':
             return heads
         return self.q_norm(heads) if letter == 'q' else self.k_norm(heads)
 
     def _project(self, *inputs: Array | None) -> dict[str, Any]:
-        """The heads of queries, keys and values, by the letters `q`, `k` and `v`."""
+        """Project to the heads of queries, keys and values, by the letters `q`, `k` and `v`."""
         tokens = dict(zip('qkv', inputs, strict=True))
         heads: dict[str, Any] = {}
         for name in self.kernels:
-            wanted = [tokens[letter] for letter in name]
-            if any(x is not None for x in wanted):
-                heads.update(zip(name, getattr(self, name)(*wanted), strict=True))
+            sources = [tokens[letter] for letter in name]
+            if any(x is not None for x in sources):
+                heads.update(zip(name, getattr(self, name)(*sources), strict=True))
         return {k: x if x is None else self._normed(k, x) for k, x in heads.items()}
 
-    def _draw_kept(self, spec: AttentionSpec) -> Bool[Array, 'B H N M']:
-        """The weights that dropout keeps, the same as in `_attend`."""
+    def _draw_keep_mask(self, spec: AttentionSpec) -> Bool[Array, 'B H N M']:
+        """Draw the mask of the weights that dropout keeps, the same as in `_attend`."""
         (batch, queries, _), keys = spec.shape, spec.keys
         return self._weight_dropout().draw((batch, self.num_heads, queries, keys))
 

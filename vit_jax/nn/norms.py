@@ -26,7 +26,7 @@ class LayerNorm(nn.Module):
     """(x - mean) / sqrt(variance + epsilon) * scale + bias over the last axis; statistics in
     float32.
 
-    The fields are those of `flax.linen.LayerNorm`.
+    It has the fields of `flax.linen.LayerNorm`.
     """
 
     epsilon: float = 1e-6
@@ -79,7 +79,7 @@ def layer_norm(
 def _normalize(
     x: Array, scale: Array, bias: Array, epsilon: float, dtype: Any
 ) -> tuple[Array, Array, Array]:
-    """The result, and the mean and inverse standard deviation of each token."""
+    """Normalize, and return also the mean and inverse standard deviation of each token."""
     wide = x.astype(jnp.float32)
     mean = wide.mean(-1, keepdims=True)
     centered = wide - mean
@@ -98,8 +98,8 @@ def _layer_norm_jvp(
     y, *statistics = _normalize(*primals, epsilon, dtype)
 
     @recompute
-    def push(kept: tuple[Array, ...], dx: Array, dscale: Array, dbias: Array) -> Array:
-        x, scale, mean, inverse = jax.lax.optimization_barrier(kept)
+    def push(saved: tuple[Array, ...], dx: Array, dscale: Array, dbias: Array) -> Array:
+        x, scale, mean, inverse = jax.lax.optimization_barrier(saved)
         normed = (x.astype(jnp.float32) - mean) * inverse
         inner = dx.astype(jnp.float32) * inverse
         across = normed * (inner * normed).mean(-1, keepdims=True)
@@ -137,7 +137,7 @@ class FrozenNorm(nn.Module):
 
 
 def group_norm(channels: int, most: int, **kwargs: Any) -> GroupNorm:
-    """Group norm with `most` groups, or fewer if the channels are not a multiple of them."""
+    """Make a group norm of `most` groups, or fewer if the channels are not a multiple of them."""
     return GroupNorm(math.gcd(most, channels), epsilon=1e-5, **kwargs)
 
 

@@ -62,7 +62,7 @@ class PatchEmbed(nn.Module):
     def __call__(
         self, images: Float[Array, 'B H W C'] | Float[Array, 'B N P']
     ) -> Float[Array, 'B N D']:
-        """The tokens of images, or of patches as `patchify` makes them.
+        """Embed images, or patches made by `patchify`.
 
         Raises:
           UserError: if images cannot be cut into whole patches, or patches have another size.
@@ -103,22 +103,22 @@ class PatchDropout(nn.Module):
     def __call__(
         self, x: Float[Array, 'B N D'], real: Bool[Array, 'B N']
     ) -> tuple[Float[Array, 'B K D'], Bool[Array, 'B K']]:
-        """The kept tokens, in random order, and which of them are real.
+        """Drop tokens; return the others in random order, and which of them are real.
 
         Args:
           x: tokens with their positions.
           real: false for padding, which is left out first.
 
         Returns:
-          K = ceil((1 - rate) N) tokens, of which those of an image of n patches are
-          ceil((1 - rate) n).
+          K = ceil((1 - rate) N) tokens, of which ceil((1 - rate) n) belong to an image of n
+          patches.
         """
         check_rate('patch_dropout', self.rate)
         tokens = x.shape[1]
         keys = example_keys(self.make_rng('dropout'), x.shape[0])
         noise = jax.vmap(lambda key: jax.random.uniform(key, (tokens,)))(keys)
         order = jnp.argsort(jnp.where(real, noise, 2.0), axis=1)
-        kept = math.ceil((1 - self.rate) * tokens)
-        own = jnp.ceil((1 - self.rate) * real.sum(axis=1, keepdims=True))
-        x = jnp.take_along_axis(x, order[:, :kept, None], axis=1)
-        return x, jnp.arange(kept) < own
+        count = math.ceil((1 - self.rate) * tokens)
+        real_count = jnp.ceil((1 - self.rate) * real.sum(axis=1, keepdims=True))
+        x = jnp.take_along_axis(x, order[:, :count, None], axis=1)
+        return x, jnp.arange(count) < real_count

@@ -20,11 +20,11 @@ LAYOUTS = ('interleaved', 'concatenated')
 def sincos1d(
     tokens: int, dim: int, layout: str = 'interleaved', temperature: float = 10_000.0
 ) -> Float32[np.ndarray, 'N D']:
-    """Fixed sine-cosine embedding of Vaswani et al., 2017, arXiv:1706.03762, section 3.5.
+    """Compute the sine-cosine embedding of Vaswani et al., 2017, arXiv:1706.03762, section 3.5.
 
-    The angles of position p are p / temperature^(2i / dim). In the layout 'interleaved', that of
-    the paper, feature 2i is the sine and 2i + 1 the cosine; 'concatenated' has the sines in the
-    first half and the cosines in the second.
+    The angles of position p are p / temperature^(2i / dim). In the layout 'interleaved', as in the
+    paper, feature 2i is the sine and 2i + 1 the cosine; 'concatenated' has the sines in the first
+    half and the cosines in the second.
 
     Raises:
       UserError: if `dim` is odd, or there is no such layout.
@@ -42,11 +42,11 @@ def sincos1d(
 def sincos2d(
     height: int, width: int, dim: int, temperature: float = 10_000.0, *, endpoint: bool = True
 ) -> Float32[np.ndarray, 'N D']:
-    """Fixed two-dimensional sine-cosine embedding of MoCo v3, arXiv:2104.02057.
+    """Compute the two-dimensional sine-cosine embedding of MoCo v3, arXiv:2104.02057.
 
     The four quarters of the features are sin x, cos x, sin y, cos y at `dim / 4` frequencies, a
     geometric series from 1 to 1 / temperature. Without `endpoint` the last is left out, so that
-    they are temperature^(-4i / dim), as in MAE. Rows run over the grid line by line.
+    the frequencies are temperature^(-4i / dim), as in MAE. Rows run over the grid line by line.
 
     Raises:
       UserError: unless `dim` is a multiple of 4 and at least 8.
@@ -65,7 +65,7 @@ def sincos2d(
 def masked_sine2d(
     mask: Bool[Array, 'B H W'], dim: int, temperature: float = 10_000.0
 ) -> Float[Array, 'B H W D']:
-    """Fixed two-dimensional sine-cosine embedding of padded images: DETR, arXiv:2005.12872, A.4.
+    """Compute the sine-cosine embedding of padded images: DETR, arXiv:2005.12872, A.4.
 
     Rows and columns of the real cells are counted from 1 and scaled so that the last one is at
     2 pi. Half of the features are of y, half of x, sines and cosines interleaved.
@@ -96,7 +96,7 @@ def masked_sine2d(
 def learned(
     module: nn.Module, tokens: int, dim: int, std: float = 0.02, name: str = 'pos_embed'
 ) -> Float[Array, '1 N D']:
-    """The parameter `name` of `module`: a row for every token, E_pos of arXiv:2010.11929.
+    """Make the parameter `name` of `module`: a row for every token, E_pos of arXiv:2010.11929.
 
     It is initialized from a normal distribution with standard deviation `std`.
 
@@ -110,15 +110,15 @@ def learned(
 def resized(
     table: Float[Array, 'h w D'], grid: Int[Array, 'B 2'], tokens: int
 ) -> Float[Array, 'B N D']:
-    """Positions of images with grids of their own, from one table that is stretched over each.
+    """Stretch one table of positions over the grid of each image.
 
     Linear between the centers of cells, and antialiased where the grid is coarser than the table,
-    as `ops.resize.bilinear_half_pixel`; but grids may be traced values.
+    like `ops.resize.bilinear_half_pixel`; but grids may be traced values.
 
     Args:
-      table: the vectors of a grid.
+      table: vectors of a grid.
       grid: rows and columns of patches of each image; 0 counts as 1.
-      tokens: N; tokens beyond rows * columns get positions too, which mean nothing.
+      tokens: N; tokens beyond rows * columns get undefined positions.
     """
     rows, columns = jnp.maximum(grid[:, :1], 1), jnp.maximum(grid[:, 1:], 1)
     at = jnp.arange(tokens)
@@ -132,7 +132,7 @@ def resized(
 
 
 def _hat(at: Int[Array, 'B N'], new: Int[Array, 'B 1'], old: int) -> Float[Array, 'B N i']:
-    """The share of each of `old` cells in the new cells `at`, of which there are `new`."""
+    """Compute the weight of each of `old` cells in the cells `at` of `new`."""
     scale = old / new.astype(jnp.float32)
     centers = (at + 0.5) * scale - 0.5
     distance = jnp.abs(centers[..., None] - jnp.arange(old))
@@ -141,10 +141,9 @@ def _hat(at: Int[Array, 'B N'], new: Int[Array, 'B 1'], old: int) -> Float[Array
 
 
 def fixed(module: nn.Module, table: Float[np.ndarray, 'N D']) -> Float[Array, '1 N D']:
-    """The parameter `pos_embed` of `module`, fixed to `table`.
+    """Make the parameter `pos_embed` of `module`, fixed to `table`, without a gradient.
 
-    It gets no gradient. It is a parameter so that models that learn their positions can start from
-    this one.
+    It is a parameter so that models that learn their positions can start from this one.
 
     Raises:
       UserError: if the parameter was made for another number of tokens.
@@ -168,9 +167,9 @@ def _require_rows(module: nn.Module, tokens: int, name: str = 'pos_embed') -> No
 class RelativeBias(nn.Module):
     """A bias for each head, row distance and column distance: BEiT, arXiv:2106.08254, section 2.5.
 
-    Parameter `table` [2h-1 2w-1 H], from a key to its query. Tokens before the patches are taken
-    alike: `prefix` [3 H] has the biases of their scores with patches, of patches with them, and of
-    them with each other. All start at zero.
+    Parameter `table` [2h-1 2w-1 H], from a key to its query. Tokens before the patches share
+    biases: `prefix` [3 H] for their scores with patches, of patches with them, and with each other.
+    All start at zero.
 
     Attributes:
       num_heads: H.
@@ -184,7 +183,7 @@ class RelativeBias(nn.Module):
 
     @nn.compact
     def __call__(self) -> Float[Array, '1 H N N']:
-        """The biases of all scores.
+        """Compute the biases of all scores.
 
         Raises:
           UserError: if the table was made for another grid.
@@ -200,46 +199,46 @@ class RelativeBias(nn.Module):
         return table[self._rows()].transpose(2, 0, 1)[None]
 
     def _rows(self) -> Int[np.ndarray, 'N N']:
-        """The row of the joined tables for each query and key."""
-        own = relative_positions(*self.grid)
-        count = int(own.max()) + 1
-        rows = np.pad(own, ((self.prefix, 0), (self.prefix, 0)))
+        """Index the joined tables by query and key."""
+        of_patches = relative_positions(*self.grid)
+        count = int(of_patches.max()) + 1
+        rows = np.pad(of_patches, ((self.prefix, 0), (self.prefix, 0)))
         rows[: self.prefix] = count
         rows[:, : self.prefix] = count + 1
         rows[: self.prefix, : self.prefix] = count + 2
         return rows
 
-    def _require(self, found: tuple[int, ...], sides: tuple[int, ...]) -> None:
-        if found != sides:
-            made = ' x '.join(str((side + 1) // 2) for side in reversed(found))
+    def _require(self, stored: tuple[int, ...], sides: tuple[int, ...]) -> None:
+        if stored != sides:
+            old = ' x '.join(str((side + 1) // 2) for side in reversed(stored))
             raise UserError(
-                f'the relative positions are for {made} patches, but these images have '
+                f'the relative positions are for {old} patches, but these images have '
                 f'{self.grid[1]} x {self.grid[0]}: use the image size of the checkpoint, or resize '
                 'the parameters'
             )
 
 
 class Relative(NamedTuple):
-    """The choice of relative positions.
+    """Relative positions as learned biases.
 
     Attributes:
-      layout: of the tokens.
-      shared: whether all blocks have the same biases, instead of each its own.
+      layout: layout of the tokens.
+      shared: whether all blocks have the same biases.
     """
 
     layout: Layout
     shared: bool
 
     def bias(self, num_heads: int, **kwargs: Any) -> RelativeBias:
-        """The layer of the biases."""
+        """Make the layer of the biases."""
         prefix = self.layout.first + self.layout.registers
         return RelativeBias(num_heads, self.layout.grid, prefix, **kwargs)
 
 
 def relative_positions(rows: int, columns: int) -> Int[np.ndarray, 'N N']:
-    """The row, in a flat table [(2h-1) (2w-1)] of relative positions, of each query and key.
+    """Index a flat table [(2h-1) (2w-1)] of relative positions by query and key.
 
-    For a key d rows above and e columns to the left of its query it is (d+h-1) (2w-1) + e+w-1.
+    A key d rows above and e columns to the left of its query has index (d+h-1) (2w-1) + e+w-1.
     """
     row, column = (axis.ravel() for axis in np.mgrid[:rows, :columns])
     down = row[:, None] - row + rows - 1

@@ -2,7 +2,7 @@
 
 He et al., 2015, arXiv:1512.03385, in version 1.5: bottlenecks normalized after each convolution,
 with the stride in the 3 x 3 one; outputs of all stages; symmetric padding, as in PyTorch.
-Convolutions with standardized kernels are those of Qiao et al., 2019, arXiv:1903.10520.
+Convolutions with standardized kernels follow Qiao et al., 2019, arXiv:1903.10520.
 """
 
 import functools
@@ -31,10 +31,10 @@ class ResNet(nn.Module):
       layers: blocks of each stage.
       width: channels of the root; 64 in the paper.
       norm: 'frozen' (see `FrozenNorm`), for trained weights, or 'group', for training from scratch.
-      dilate: the last stage keeps its resolution and dilates its convolutions instead (DC5 of
-        Carion et al., 2020, arXiv:2005.12872, section 4).
-      frozen_stages: the root and the stages up to this number get no gradient: 1 is the root
-        alone, 2 the root and the first stage.
+      dilate: whether the last stage keeps its resolution and dilates its convolutions instead (DC5
+        of Carion et al., 2020, arXiv:2005.12872, section 4).
+      frozen_stages: number of parts without gradient: 1 for the root, 2 for the root and the first
+        stage.
       dtype: computation dtype.
 
     Raises:
@@ -54,7 +54,7 @@ class ResNet(nn.Module):
 
     @nn.compact
     def __call__(self, images: Float[Array, 'B H W C']) -> list[Float[Array, 'B _ _ _']]:
-        """The feature map of the root, before it is pooled, and those of all stages in order."""
+        """Return the feature maps of the root, before pooling, and of all stages in order."""
         root = self._frozen(Root(self.width, self.norm, self.dtype, name='root')(images), 1)
         x, maps = max_pool(root), [root]
         for i, depth in enumerate(self.layers):
@@ -76,10 +76,11 @@ class Stage(nn.Module):
     """`depth` residual blocks, `block_0`, `block_1`, ...
 
     Attributes:
-      block: makes a block, given its stride and its name; and its dilation with `dilate`.
+      block: factory of blocks, called with `stride` and `name`, and with `dilation` if `dilate`.
       depth: number of blocks.
-      stride: of the first block; the others have stride 1.
-      dilate: dilate the convolutions of the others by the stride instead of striding.
+      stride: stride of the first block; the others have stride 1.
+      dilate: whether the convolutions of the other blocks are dilated by the stride, instead of
+        striding in the first.
     """
 
     block: Callable[..., nn.Module]
@@ -90,9 +91,9 @@ class Stage(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, 'B H W C']) -> Float[Array, 'B h w D']:
         first = {'stride': 1, 'dilation': 1} if self.dilate else {'stride': self.stride}
-        others = {'stride': 1, 'dilation': self.stride} if self.dilate else {'stride': 1}
+        later = {'stride': 1, 'dilation': self.stride} if self.dilate else {'stride': 1}
         for j in range(self.depth):
-            x = self.block(**others if j else first, name=f'block_{j}')(x)
+            x = self.block(**later if j else first, name=f'block_{j}')(x)
         return x
 
 
@@ -205,9 +206,9 @@ class Conv(nn.Module):
     def _convolve(self, x: Array, kernel: Array) -> Array:
         if self.size == 1:  # as a matmul, whose derivative is faster on CPUs
             return x[:, :: self.stride, :: self.stride] @ kernel[0, 0]
-        around = self.size // 2 * self.dilation
+        padding = self.size // 2 * self.dilation
         return jax.lax.conv_general_dilated(
-            *(x, kernel, (self.stride,) * 2, [(around, around)] * 2),
+            *(x, kernel, (self.stride,) * 2, [(padding, padding)] * 2),
             rhs_dilation=(self.dilation,) * 2,
             dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
         )
@@ -238,7 +239,7 @@ def _max_of_slices(x: Array) -> Array:
 
 
 def block_order(parent: str, layers: Sequence[int]) -> tuple[str, ...]:
-    """A pattern of each block's parameters below `parent`, which ends in '/' or is empty."""
+    """List a pattern of each block's parameters below `parent`, which ends in '/' or is empty."""
     return tuple(
         f'^{parent}stage_{i}/block_{j}/' for i, depth in enumerate(layers) for j in range(depth)
     )
@@ -269,12 +270,12 @@ class StdConv(nn.Module):
     Attributes:
       features: D, channels of the output.
       kernel_size: k.
-      stride: of rows and of columns.
+      stride: stride of rows and columns.
       padding: 'same', as in TensorFlow: an odd row or column of zeros goes to the end.
         'symmetric', as in PyTorch: k // 2 zeros on every side. They differ for an even image and
         stride 2.
       var_eps, std_eps: see `standardize`.
-      dtype: of the convolution; the kernel is stored and standardized in float32.
+      dtype: dtype of the convolution; the kernel is stored and standardized in float32.
     """
 
     features: int

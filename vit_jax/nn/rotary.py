@@ -32,8 +32,8 @@ class Rotary:
     """Rotations of the heads of every token.
 
     Attributes:
-      cos, sin: of the angles, [N K/2], or [B N K/2] if rows differ.
-      neighbors: whether channels 2i and 2i + 1 are a pair; otherwise i and i + K/2.
+      cos, sin: cosines and sines of the angles, [N K/2], or [B N K/2] if rows differ.
+      neighbors: whether channels 2i and 2i + 1 are a pair, instead of i and i + K/2.
     """
 
     cos: Float[Array, '*B N k']
@@ -46,15 +46,15 @@ class Rotary:
         y = x.astype(jnp.float32)
         if self.neighbors:
             a, b = y[..., 0::2], y[..., 1::2]
-            turned = jnp.stack([a * cos - b * sin, b * cos + a * sin], axis=-1).reshape(x.shape)
+            rotated = jnp.stack([a * cos - b * sin, b * cos + a * sin], axis=-1).reshape(x.shape)
         else:
             a, b = jnp.split(y, 2, axis=-1)
-            turned = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
-        return turned.astype(x.dtype)
+            rotated = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+        return rotated.astype(x.dtype)
 
 
 class Layout(NamedTuple):
-    """The tokens of a row: those without a place, the registers, and the patches line by line.
+    """Layout of a row: tokens without a place, registers, and the patches line by line.
 
     Attributes:
       grid: rows and columns of patches.
@@ -77,8 +77,8 @@ class Rope:
         0 to count patches of any grid.
       offset: number added to each row and column before they are scaled (1 in PE).
       order: 'yx', or 'xy' if the first half of the pairs turns with the column (PE).
-      registers: theta of the registers, which then form a square grid of their own (ViT-5); 0 to
-        leave them in place.
+      registers: theta of the registers, which then form a separate square grid (ViT-5); 0 leaves
+        them unrotated.
     """
 
     theta: float = 10_000.0
@@ -127,7 +127,7 @@ class RopeDinov3:
 
     Attributes:
       theta: range of the periods, which rise from 1 to nearly theta.
-      normalize: the side that is 2 long: 'separate' for both, 'max' or 'min' for the longer or the
+      normalize: side that is 2 long: 'separate' for both, 'max' or 'min' for the longer or the
         shorter one.
       shift: largest shift of each axis.
       jitter: largest factor of each axis, log-uniform.
@@ -146,12 +146,12 @@ class RopeDinov3:
         """Compute the rotations of all tokens.
 
         Args:
-          layout: arrangement of the tokens; those before the patches are left in place.
+          layout: arrangement of the tokens; tokens before the patches are not rotated.
           size: K, width of a head.
           next_key: source of the key of the changes; None for no changes, as in evaluation.
 
         Raises:
-          UserError: if a head's width is not a multiple of 4, or a field has no such value.
+          UserError: for a head's width that is not a multiple of 4, or an invalid field.
         """
         check_choice('normalize', self.normalize, NORMALIZED)
         check_choice('periods', self.periods, PERIODS)
@@ -166,7 +166,7 @@ class RopeDinov3:
         places: Any = _places(*axes)
         if next_key is not None and (self.shift or self.jitter > 1 or self.rescale > 1):
             places = jnp.asarray(places, jnp.float32)
-            places = _changed(places, next_key(), self.shift, self.jitter, self.rescale)
+            places = _change_at_random(places, next_key(), self.shift, self.jitter, self.rescale)
         angles = _angles(2 * math.pi * places, size, self.theta, 'yx', self.periods)
         xp = jnp if isinstance(angles, jax.Array) else np
         prefix = layout.first + layout.registers
@@ -186,28 +186,30 @@ def rope_dinov3(
 
 
 def rising_periods(size: int, theta: float, dtype: str = 'float32') -> Float[np.ndarray, 'k']:
-    """The K / 4 periods of heads of width K, from 1 to nearly theta, as `dtype` rounds them."""
-    found: np.ndarray = theta ** (np.arange(size // 4) * 4 / size)
-    return found if dtype == 'float32' else found.astype(jnp.dtype(dtype)).astype(np.float64)
+    """Compute the K / 4 periods of heads of width K, from 1 to nearly theta, rounded to `dtype`."""
+    periods: np.ndarray = theta ** (np.arange(size // 4) * 4 / size)
+    return periods if dtype == 'float32' else periods.astype(jnp.dtype(dtype)).astype(np.float64)
 
 
-def _changed(places: Array, key: Array, shift: float, jitter: float, rescale: float) -> Array:
-    """The places shifted, stretched along each axis, and scaled, in this order."""
+def _change_at_random(
+    places: Array, key: Array, shift: float, jitter: float, rescale: float
+) -> Array:
+    """Shift the places, stretch them along each axis, and scale them, in this order."""
     keys = jax.random.split(key, 3)
     places = places + jax.random.uniform(keys[0], (2,), minval=-shift, maxval=shift)
-    for one, most, shape in ((keys[1], jitter, (2,)), (keys[2], rescale, (1,))):
-        limit = math.log(most)
-        places = places * jnp.exp(jax.random.uniform(one, shape, minval=-limit, maxval=limit))
+    for key, largest, shape in ((keys[1], jitter, (2,)), (keys[2], rescale, (1,))):
+        limit = math.log(largest)
+        places = places * jnp.exp(jax.random.uniform(key, shape, minval=-limit, maxval=limit))
     return places
 
 
 def _places(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """The row and the column [N 2] of each cell, line by line."""
+    """List the row and the column [N 2] of each cell, line by line."""
     return np.stack(np.meshgrid(rows, columns, indexing='ij'), axis=-1).reshape(-1, 2)
 
 
 def _angles(places: Any, size: int, theta: float, order: str, periods: str = 'float32') -> Any:
-    """Angles [N K/2] of places [N 2]."""
+    """Compute angles [N K/2] of places [N 2]."""
     if size % 4:
         raise UserError(f'rotary positions need heads that are a multiple of 4 wide, not {size}')
     frequencies = 1 / rising_periods(size, theta, periods)

@@ -44,19 +44,19 @@ def example_positions(positions: Int[Array, 'B *n']) -> Iterator[None]:
 
 
 def example_keys(key: Key[Array, ''], batch: int) -> Key[Array, 'B']:
-    """A key for each of `batch` rows, the same on any device that computes the row's example.
+    """Derive a key for each of `batch` rows, the same on any device that computes the example.
 
     If there are more rows than examples, as when B examples of V views are folded into B * V rows,
-    row r is view r % V of example r // V, and each view has a key of its own.
+    row r is view r % V of example r // V, and each view has a separate key.
 
     Raises:
-      ValueError: if the number of rows is not a multiple of that of the examples.
+      ValueError: if the number of rows is not a multiple of the number of examples.
     """
     positions = _positions.get()
     if positions is None:
         positions = jnp.arange(batch)
-    views, rest = divmod(batch, len(positions))
-    if not views or rest:
+    views, remainder = divmod(batch, len(positions))
+    if not views or remainder:
         raise ValueError(f'example_positions has shape {positions.shape}, the batch ({batch},)')
     fold = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
     keys = fold(key, positions)
@@ -84,7 +84,7 @@ class Dropout(nn.Module):
         return jnp.where(self.draw(x.shape), x / (1.0 - self.rate), jnp.zeros_like(x))
 
     def draw(self, shape: tuple[int, ...]) -> Bool[Array, 'B ...']:
-        """The mask of the units to keep in an array of this shape, for callers that apply it."""
+        """Draw a mask of the units to keep in an array of this shape; the caller applies it."""
         keys = example_keys(self.make_rng('dropout'), shape[0])
         return jax.vmap(lambda key: jax.random.bernoulli(key, 1.0 - self.rate, shape[1:]))(keys)
 
@@ -105,8 +105,8 @@ class DropPath(nn.Module):
             return x
         keep = 1.0 - rate
         keys = example_keys(self.make_rng('dropout'), x.shape[0])
-        kept = jax.vmap(lambda key: jax.random.bernoulli(key, keep))(keys)
-        scale = (kept / keep).astype(x.dtype)
+        mask = jax.vmap(lambda key: jax.random.bernoulli(key, keep))(keys)
+        scale = (mask / keep).astype(x.dtype)
         return x * scale.reshape(-1, *[1] * (x.ndim - 1))
 
 

@@ -2,7 +2,7 @@
 
 Liu et al., 2021, arXiv:2103.14030, sections 3.1 and 3.2. Feature maps are [B H W D]. A map that
 the windows do not divide is padded with zeros at the bottom and at the right, which are attended to
-like any other token, as in transformers; the paper leaves this open.
+like any other token, as in transformers; the paper does not specify it.
 """
 
 import dataclasses
@@ -36,8 +36,8 @@ from vit_jax.nn.stochastic import Dropout, add_branch
 
 # The initialization of all kernels, as in the authors' code.
 INIT = nn.initializers.normal(0.02)
-TILE_ROWS = 8  # of a tile of a TPU's arrays
-UNSEEN = -1e30  # added to the scores of tokens that nothing attends to
+TILE_ROWS = 8  # rows of a tile of a TPU's arrays
+UNSEEN = -1e30  # bias of the scores of tokens that nothing attends to
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Windows:
     """The layout of windows on a feature map of a known size.
 
     Attributes:
-      height, width: of the map, in tokens.
-      side: of a window, M, in tokens.
+      height, width: sides of the map in tokens.
+      side: M, side of a window in tokens.
       shift: rows and columns by which the map is rolled up and to the left before it is cut.
     """
 
@@ -57,7 +57,7 @@ class Windows:
 
     @classmethod
     def over(cls, height: int, width: int, window: int, shifted: bool) -> 'Windows':
-        """Windows of `window` x `window` tokens, shifted by half of it.
+        """Lay out windows of `window` x `window` tokens, shifted by half of it.
 
         If the map is not larger than a window along an axis, the window has the size of the map
         there, and is not shifted.
@@ -80,13 +80,13 @@ class Windows:
         return jnp.roll(x, (-self.shift, -self.shift), (1, 2)) if self.shift else x
 
     def restore(self, x: Float[Array, 'B h w *D']) -> Float[Array, 'B H W *D']:
-        """The inverse of `place`."""
+        """Invert `place`."""
         if self.shift:
             x = jnp.roll(x, (self.shift, self.shift), (1, 2))
         return x[:, : self.height, : self.width]
 
     def cut_tokens(self, x: Float[Array, 'B h w D'], padding: int = 0) -> Float[Array, 'B W N D']:
-        """The tokens of each window, from the map after `place`.
+        """Cut the map after `place` into the tokens of each window.
 
         Every row of a window ends with `padding` tokens of zeros.
         """
@@ -96,7 +96,7 @@ class Windows:
         return x.reshape(batch, rows * columns, side * (side + padding), width)
 
     def join_tokens(self, x: Float[Array, 'B W N D'], padding: int = 0) -> Float[Array, 'B h w D']:
-        """The inverse of `cut_tokens`."""
+        """Invert `cut_tokens`."""
         batch, _, _, width = x.shape
         (rows, columns), side = self.grid, self.side
         x = x.reshape(batch, rows, columns, side, side + padding, width)[..., :side, :]
@@ -104,23 +104,23 @@ class Windows:
 
     @property
     def tile_padding(self) -> int:
-        """Tokens to add to each row of a window, so that it is a tile of a TPU's arrays.
+        """Number of tokens to add to each row of a window to fill a tile of a TPU's arrays.
 
         Then XLA copies a map to windows, and back, once instead of twice: 49 tokens take as many
-        rows of memory as 7 x 8 do. 0 if windows take more rows by it.
+        rows of memory as 7 x 8. The number is 0 where windows would take more rows.
         """
         added = -self.side % TILE_ROWS
         fits = self.side * (self.side + added) <= self.side**2 + -(self.side**2) % TILE_ROWS
         return added if fits else 0
 
     def pad_bias(self, bias: Float[Array, 'H N N'], padding: int) -> Float[Array, 'H M M']:
-        """A bias of the scores of tokens from `cut_tokens`, which do not attend to padding."""
+        """Pad a bias to the tokens from `cut_tokens`, which do not attend to padding."""
         side, heads = self.side, len(bias)
         bias = pad_end(bias.reshape(heads, side, side, side, side), 4, padding, UNSEEN)
         return pad_end(bias, 2, padding).reshape(heads, *(side * (side + padding),) * 2)
 
     def cut(self, x: Float[Array, 'B h w H K']) -> Float[Array, 'B W H N K']:
-        """The heads of each window, from those of the map after `place`."""
+        """Cut the heads of the map after `place` into the heads of each window."""
         batch, _, _, heads, size = x.shape
         (rows, columns), side = self.grid, self.side
         x = x.reshape(batch, rows, side, columns, side, heads, size)
@@ -129,7 +129,7 @@ class Windows:
         )
 
     def join(self, x: Float[Array, 'B W H N K']) -> Float[Array, 'B h w H K']:
-        """The inverse of `cut`."""
+        """Invert `cut`."""
         batch, _, heads, _, size = x.shape
         (rows, columns), side = self.grid, self.side
         x = x.reshape(batch, rows, columns, heads, side, side, size)
@@ -138,7 +138,7 @@ class Windows:
         )
 
     def tokens(self) -> Int[np.ndarray, 'W N']:
-        """The index in the map, row by row, of each token of the windows; -1 for padding."""
+        """Index the map, row by row, by the tokens of the windows; -1 for padding."""
         rows, columns = (n * self.side for n in self.grid)
         numbers = np.full((rows, columns), -1)
         numbers[: self.height, : self.width] = np.arange(self.height * self.width).reshape(
@@ -147,7 +147,7 @@ class Windows:
         return self.cut_plain(np.roll(numbers, (-self.shift, -self.shift), (0, 1)))
 
     def regions(self, padding: int = 0) -> Int[np.ndarray, 'W N']:
-        """A number for each part of a window whose tokens are neighbors in the map itself.
+        """Number the parts of each window whose tokens are neighbors in the map.
 
         Rows of windows are padded as by `cut_tokens`. Shifted maps wrap around. Rows of the map
         then fall into three parts: before the last window, still in order within it, and wrapped
@@ -155,12 +155,12 @@ class Windows:
         """
 
         def parts(count: int) -> np.ndarray:
-            at = np.arange(count * self.side)
-            return (at >= at.size - self.side).astype(int) + (at >= at.size - self.shift)
+            i = np.arange(count * self.side)
+            return (i >= i.size - self.side).astype(int) + (i >= i.size - self.shift)
 
         rows, columns = (parts(count) for count in self.grid)
-        found = self.cut_plain(3 * rows[:, None] + columns).reshape(-1, self.side, self.side)
-        return np.pad(found, ((0, 0), (0, 0), (0, padding))).reshape(len(found), -1)
+        numbers = self.cut_plain(3 * rows[:, None] + columns).reshape(-1, self.side, self.side)
+        return np.pad(numbers, ((0, 0), (0, 0), (0, padding))).reshape(len(numbers), -1)
 
     def cut_plain(self, x: np.ndarray) -> np.ndarray:
         """Cut [h w] into windows, [W N]."""
@@ -170,7 +170,7 @@ class Windows:
 
 
 class Projection(nn.Module):
-    """A dense layer whose kernel [*I *O] and bias [*O] have axes for heads; its tokens have none.
+    """Dense layer whose kernel [*I *O] and bias [*O] have axes for heads; its tokens have none.
 
     On TPUs, arrays of tokens whose last axis is a head of 32 take four times their memory.
     """
@@ -198,10 +198,10 @@ class Projection(nn.Module):
 class WindowAttention(nn.Module):
     """Multi-head self-attention in windows, with a bias for each relative position.
 
-    SoftMax(Q K^T / sqrt(K) + B) V, equation 4. `position_bias` [2M-1 2M-1 H] holds B by the rows
-    and columns from a key to its query; a window smaller than M uses the middle of it. In shifted
-    windows -100 is added for tokens that are not neighbors in the map. Kernel `qkv` [D 3 H K] and
-    `out` [H K D].
+    SoftMax(Q K^T / sqrt(K) + B) V, equation 4. `position_bias` [2M-1 2M-1 H] has B by the rows and
+    columns from a key to its query; a window smaller than M uses its middle. In shifted windows
+    -100 is added for tokens that are not neighbors in the map. Kernels `qkv` [D 3 H K] and `out`
+    [H K D].
 
     When the collection `intermediates` is mutable it receives the weights [B W H N N], named
     `attention`.
@@ -209,9 +209,9 @@ class WindowAttention(nn.Module):
     Attributes:
       num_heads: H; divides the width.
       window: M, side of a window in tokens.
-      shifted: whether the windows are, by half of their side.
-      dropout: on the weights.
-      kernel_init: of both projections.
+      shifted: whether the windows are shifted by half of their side.
+      dropout: dropout rate of the weights.
+      kernel_init: initializer of both projections.
       dtype: computation dtype; the softmax stays float32.
       attention: implementation: 'xla'; 'pallas', a TPU kernel without dropout; or 'auto',
         the kernel if it can be used.
@@ -246,8 +246,8 @@ class WindowAttention(nn.Module):
             inputs = Inputs((project(tokens),), bias=bias, regions=regions)
             found = merge(checkpoint_name(chosen.attend(inputs), ATTENDED))
             # Without the barriers XLA copies the sums of the matmul to the map, in float32.
-            found = windows.join_tokens(jax.lax.optimization_barrier(found), padding)
-            return jax.lax.optimization_barrier(windows.restore(found))
+            y = windows.join_tokens(jax.lax.optimization_barrier(y), padding)
+            return jax.lax.optimization_barrier(windows.restore(y))
         qkv = project(windows.place(x))
         qkv = qkv.reshape(*qkv.shape[:-1], 3, *heads)
         # One transposition to windows and heads, instead of one to windows before the matmul.
@@ -268,7 +268,7 @@ class WindowAttention(nn.Module):
         return Projection(inputs, outputs, self.kernel_init, self.dtype, **kwargs)
 
     def _projection(self, features: int, heads: tuple[int, int]) -> Callable[[Array], Array]:
-        """A function from tokens [B ... D] to queries, keys and values [B ... 3HK]."""
+        """Make a function from tokens [B ... D] to queries, keys and values [B ... 3HK]."""
         return self._dense((features,), (3, *heads), use_bias=self.qkv_bias, name='qkv')
 
     def _choose(self, shape: tuple[int, ...], windows: Windows, train: bool) -> Choice | None:
@@ -278,7 +278,7 @@ class WindowAttention(nn.Module):
         return choose_for(self, WindowSpec(tokens, self.num_heads, dtype, windows.shift > 0, rate))
 
     def _relative_bias(self, windows: Windows) -> Float[Array, 'H N N']:
-        """The bias of relative positions."""
+        """Make the bias of relative positions."""
         sides = 2 * self.window - 1
         table = self.param(
             'position_bias', nn.initializers.normal(0.02), (sides, sides, self.num_heads)
@@ -287,17 +287,17 @@ class WindowAttention(nn.Module):
         return gather_biases(table[first:last, first:last])
 
     def _bias(self, windows: Windows) -> Float[Array, '_ H N N']:
-        """The bias of the scores, the same for all windows or one for each."""
+        """Make the bias of the scores, one for all windows or one for each."""
         bias = self._relative_bias(windows)[None]
         if not windows.shift:
             return bias
         regions = jnp.asarray(windows.regions())
-        apart = regions[:, None, :, None] != regions[:, None, None, :]
-        return bias + jnp.where(apart, APART, 0.0)
+        are_apart = regions[:, None, :, None] != regions[:, None, None, :]
+        return bias + jnp.where(are_apart, APART, 0.0)
 
 
 def gather_biases(table: Float[Array, 'R R H']) -> Float[Array, 'H N N']:
-    """The bias of each head, query and key of a window, from a table by relative position."""
+    """Look up the bias of each head, query and key of a window in a table by relative position."""
     side = (len(table) + 1) // 2
     rows = table.reshape(-1, table.shape[-1])
     return rows[relative_positions(side, side)].transpose(2, 0, 1)
@@ -306,8 +306,8 @@ def gather_biases(table: Float[Array, 'R R H']) -> Float[Array, 'H N N']:
 class WindowMap:
     """Weights [B H Q K] of the tokens of a map, laid out only when numpy asks for them.
 
-    They are zero outside of a window, and too many to hold for all layers of a large map. If the
-    map has been padded, a first key has the weight of the padding.
+    They are zero outside of a window, and would take too much memory for all layers of a large map.
+    If the map has been padded, a first key has the weight of the padding.
     """
 
     def __init__(self, weights: Float[Array, 'B W H N N'], windows: Windows) -> None:
@@ -317,26 +317,27 @@ class WindowMap:
         weights = np.asarray(self._weights, dtype)
         places, size = self._windows.tokens(), self._windows.height * self._windows.width
         padded = int((places < 0).any())
-        laid = np.zeros((*weights.shape[0:3:2], size, padded + size), weights.dtype)
+        dense = np.zeros((*weights.shape[0:3:2], size, padded + size), weights.dtype)
         for i, window in enumerate(places):
             inside = window >= 0
             rows = weights[:, i][:, :, inside]
             queries, keys = window[inside], padded + window[inside]
-            laid[:, :, queries[:, None], keys] = rows[..., inside]
+            dense[:, :, queries[:, None], keys] = rows[..., inside]
             if padded:
-                laid[:, :, queries, 0] = rows[..., ~inside].sum(axis=-1)
-        return laid
+                dense[:, :, queries, 0] = rows[..., ~inside].sum(axis=-1)
+        return dense
 
 
 class Stage(nn.Module):
     """Blocks with plain and shifted windows in turn, followed by `merge` except in the last stage.
 
     Attributes:
-      block: makes a block, given whether it is shifted, and its name.
+      block: factory of blocks, called with `shifted` and `name`.
       drop_paths: rate of each block.
-      merging: makes the layer that merges four neighbors into one token; None for the last stage.
+      merging: factory of the layer that merges four neighbors into one token; None for the last
+        stage.
       remat: recomputation in the backward pass; see `vit_jax.nn.attention`.
-      norm_eps: added to the variance in the norm of the merging.
+      norm_eps: value added to the variance in the norm of the merging.
       dtype: computation dtype.
     """
 
@@ -427,9 +428,9 @@ class PatchMerging(nn.Module):
 
 
 class NeighborNorm(nn.Module):
-    """Layer norm of the 4D values of 2 x 2 neighbors, which stay where they are.
+    """Layer norm of the 4D values of 2 x 2 neighbors, in place.
 
-    On TPUs, neighbors in axes of their own take 2.7 times the memory, and here in float32.
+    On TPUs, neighbors in separate axes would take 2.7 times the memory, and here in float32.
     """
 
     epsilon: float
@@ -439,7 +440,7 @@ class NeighborNorm(nn.Module):
     def __call__(
         self, x: Float[Array, 'B H W D']
     ) -> tuple[Float[Array, 'B H W D'], Float[Array, ' C'], Float[Array, ' C']]:
-        """The map without the norm's scale and bias, and these, [4D]."""
+        """Normalize the map without scale and bias; return it with these, [4D]."""
         scale = self.param('scale', nn.initializers.ones, (4 * x.shape[-1],))
         bias = self.param('bias', nn.initializers.zeros, (4 * x.shape[-1],))
         x = x.astype(jnp.float32)
@@ -449,7 +450,7 @@ class NeighborNorm(nn.Module):
 
 
 def _over_neighbors(x: Float[Array, 'B H W']) -> Float[Array, 'B H W']:
-    """The mean of each token's 2 x 2 neighbors."""
+    """Average each token's 2 x 2 neighbors."""
     batch, height, width = x.shape
     mean = x.reshape(batch, height // 2, 2, width // 2, 2).mean((2, 4))
     return mean.repeat(2, 1).repeat(2, 2)
@@ -480,7 +481,7 @@ class Reduction(nn.Module):
 
 
 def _merge_neighbors(x: Float[Array, 'B H W D']) -> Float[Array, 'B h w _']:
-    """The 2 x 2 neighbors of the map as one token of width 4D."""
+    """Join 2 x 2 neighbors of the map to one token of width 4D."""
     batch, height, width, features = x.shape
     x = x.reshape(batch, height // 2, 2, width // 2, 2, features)
     return x.transpose(0, 1, 3, 4, 2, 5).reshape(batch, height // 2, width // 2, 4 * features)
@@ -508,5 +509,5 @@ def pad_to_multiple(x: Float[Array, 'B H W C'], multiple: int) -> Float[Array, '
 
 
 def is_shifted(block: int) -> bool:
-    """Whether a stage's block has shifted windows, as every second one does."""
+    """Whether a stage's block has shifted windows; every second block has."""
     return block % 2 == 1
