@@ -179,12 +179,12 @@ def test_part_of_it_is_a_vit(params):
 @pytest.mark.parametrize(
     ('change', 'message'),
     [
-        ({'query_blocks': 4}, 'query_blocks=4: must be at most depth=3'),
-        ({'num_queries': 0}, 'num_queries must be at least 1, not 0'),
-        ({'scan': True}, 'an EoMT has no scanned blocks'),
-        ({'positions': 'relative'}, 'relative'),
+        ({'query_blocks': 4}, 'query_blocks=4.*depth=3'),
+        ({'num_queries': 0}, r'num_queries\b.*\b0\b'),
+        ({'scan': True}, 'scan'),
+        ({'positions': 'relative'}, r'positions\.kind.*relative'),
     ],
 )
-def test_what_there_is_not(change, message):
+def test_it_refuses_fields_without_effect(change, message):
     with pytest.raises(UserError, match=message):
         dataclasses.replace(MODEL, **change)

@@ -1,7 +1,7 @@
 """CapPa: a ViT learns from captions that a small decoder predicts.
 
 Tschannen et al., 2023, arXiv:2306.07915. The decoder writes a caption token by token, each given
-the image and those before it (Cap), or predicts all tokens in parallel, from the image alone (Pa).
+the image and the earlier tokens (Cap), or predicts all in parallel from only the image (Pa).
 The ViT's parameters have the names of `vit.Model`.
 """
 
@@ -33,7 +33,7 @@ ENCODER = ('patch_embed', 'pos_embed', 'encoder')
 
 
 def variant(name: str) -> dict[str, int]:
-    """Keywords of `Model` for a name such as 'B/16': the ViT, and 6 blocks of the same width.
+    """Look up keywords of `Model` for a name such as 'B/16': a ViT, and 6 blocks of its width.
 
     Raises:
       UserError: as `vit.variant`.
@@ -49,24 +49,24 @@ class Model(base.Model):
 
     Attributes:
       vocab_size: V, ids of captions are in 0..V-1.
-      length: T, number of ids of a caption, the padding included.
-      patch_size, width, depth, mlp_dim, num_heads: of the ViT, see the model `vit`. Its
+      length: T, number of ids of a caption, including padding.
+      patch_size, width, depth, mlp_dim, num_heads: sizes of the ViT, see the model `vit`. Its
         representation is the mean of its tokens.
       decoder_depth: blocks of the decoder, which has the ViT's width, heads and MLPs.
       decoder_bias: whether norms and MLPs of the decoder's blocks have biases. Its attention never
-        has any.
-      mask_token: whether there is a token for parallel prediction, which takes the place of all
-        tokens of a caption; Cap needs none.
+        has biases.
+      mask_token: whether there is a token for parallel prediction, which replaces all tokens of a
+        caption; Cap does not need it.
       dropout: dropout rate of both parts.
-      norm_eps: added to the variance in layer norms.
+      norm_eps: value added to the variance in layer norms.
       scan: one scanned block instead of unrolled ones in the ViT; see the model `vit`.
       remat: recomputation in the backward pass of the ViT; see the model `vit`.
       attention: implementation: 'xla', 'pallas', 'cudnn' or 'auto'; see the model `vit`.
       dtype: computation dtype. Parameters, layer norm statistics, softmax and logits stay float32.
 
     Raises:
-      UserError: if a field has no such value, images do not fit the patches or the positions, or a
-        caption is longer than `length`.
+      UserError: for an invalid field, images that do not fit the patches or the positions, or a
+        caption longer than `length`.
     """
 
     vocab_size: int | None = None
@@ -127,24 +127,24 @@ class Model(base.Model):
         parallel: Bool[Array, 'B'] | None = None,
         train: bool = False,
     ) -> dict[str, Float[Array, 'B *rest']]:
-        """Predict the captions of images, or only encode these.
+        """Predict the captions of images, or only encode images.
 
         Args:
-          images: normalized.
+          images: normalized images.
           target_in: bos and the caption without its last token; None for no caption.
-          parallel: captions to be predicted from the image alone; None for none of them.
+          parallel: true for captions to predict in parallel from only the image; by default none.
           train: whether dropout acts.
 
         Returns:
-          logits: of the tokens of the captions [B T V] in float32; absent without captions.
-          tokens: of the patches [B N D] after the final norm.
-          pre_logits: their mean [B D].
+          logits: [B T V] in float32, of the captions' tokens; absent without captions.
+          tokens: [B N D], the patches after the final norm.
+          pre_logits: [B D], their mean.
         """
-        found = self.vit(images, train)
+        outputs = self.vit(images, train)
         if target_in is None:
-            return found
-        memory = self._memory(found['tokens'])
-        return found | {'logits': self.decode(memory, target_in, parallel, train)}
+            return outputs
+        memory = self._memory(outputs['tokens'])
+        return outputs | {'logits': self.decode(memory, target_in, parallel, train)}
 
     def encode(self, images: Float[Array, 'B H W C'], train: bool = False) -> Memory:
         """Encode images for the decoder."""
@@ -157,7 +157,7 @@ class Model(base.Model):
         parallel: Bool[Array, 'B'] | None = None,
         train: bool = False,
     ) -> Float[Array, 'B T V']:
-        """The logits of the captions, see `__call__`."""
+        """Compute the logits of the captions; see `__call__`."""
         tokens, mask = target_in.shape[1], None
         if tokens > self.length:
             raise UserError(
@@ -178,7 +178,7 @@ class Model(base.Model):
         return self.token_head(self.decoder(x, memory, train, None, mask))
 
     def init_cache(self, memory: Memory, max_len: int) -> Cache:
-        """The decoder's state before its first step, with room for `max_len` tokens."""
+        """Make the decoder's state before its first step, with room for `max_len` tokens."""
         return self.decoder.start(memory, max_len)
 
     def decode_step(
@@ -187,14 +187,14 @@ class Model(base.Model):
         """Read the token at `position` of the caption shifted right, bos at 0.
 
         Returns:
-          The logits of the next token, equal to those of `decode`, and the next step's cache.
+          The logits of the next token, equal to the ones of `decode`, and the next step's cache.
         """
         x = self.token_embed(token) + self.text_pos_embed[0, position]
         x, cache = self.decoder.step(x.astype(self.dtype)[:, None], cache, position)
         return self.token_head(x[:, 0]), cache
 
     def max_tokens(self) -> int:
-        """The most tokens of a caption."""
+        """Return the largest number of tokens of a caption."""
         return self.length
 
     def attention_maps(
@@ -204,9 +204,9 @@ class Model(base.Model):
         target_in: Int[Array, 'B T'] | None = None,
         *parallel: Any,
     ) -> list[AttentionMap]:
-        """Attention maps from the `intermediates` of a call with these inputs.
+        """Collect attention maps from the `intermediates` of a call with these inputs.
 
-        First those of the ViT, then the decoder's of the caption, then the decoder's of the image.
+        The order is: of the ViT, of the decoder to the caption, of the decoder to the image.
         """
         del parallel
         grid = patch_grid(images.shape[1], images.shape[2], self.patch_size)
@@ -223,35 +223,35 @@ class Model(base.Model):
     def collect_hidden_states(
         self, collection: Mapping[str, Any], images: Float[Array, 'B H W C'], *others: Any
     ) -> list[HiddenState]:
-        """The states of the ViT's layers."""
+        """Collect the states of the ViT's layers."""
         return self._vit().collect_hidden_states(collection, images, *others)
 
     def final_norm_of(self, params: Mapping[str, Any]) -> Callable[[Array], Array] | None:
-        """The ViT's last norm."""
+        """Bind the ViT's last norm."""
         return self._vit().final_norm_of(params)
 
     def parameter_pictures(
         self, params: Mapping[str, Any], image_size: Size | None
     ) -> list[ParameterPictures]:
-        """The pictures of the ViT."""
+        """Draw the pictures of the ViT."""
         return self._vit().parameter_pictures(params, image_size)
 
     def layer_order(self) -> tuple[str, ...]:
-        """Patterns of the layers' parameters from the image on; the decoder comes last."""
+        """List patterns of the layers' parameters from the image on; the decoder comes last."""
         return self._vit().layer_order()
 
     def resize_params(
         self, params: Params, old_size: Size | None, new_size: Size, method: str = 'bilinear'
     ) -> Resized:
-        """The parameters for images, and patches, of another size; see `base.Model`."""
+        """Resize the parameters for images, and patches, of another size; see `base.Model`."""
         return self._vit().resize_params(params, old_size, new_size, method)
 
     def transferable(self) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """Keywords of `config.model` for the ViT, and the paths of its parameters."""
+        """Describe the ViT: keywords of `config.model`, and parameter paths."""
         return {'name': 'vit', **self._vit_fields}, ENCODER
 
     def _vit(self) -> vit.Model:
-        """The ViT by itself, without parameters."""
+        """Make the ViT as a separate model, without parameters."""
         return vit.Model(**self._vit_fields, parent=None)
 
     @property
@@ -266,14 +266,14 @@ class Model(base.Model):
         }
 
     def _memory(self, tokens: Float[Array, 'B N D']) -> Memory:
-        """All tokens of the image, none of which is padding."""
+        """Wrap all tokens of the image, none of which is padding."""
         return Memory(tokens, jnp.ones((len(tokens), 1, 1, tokens.shape[1]), bool))
 
 
 class DecoderBlock(encoder_decoder.DecoderBlock):
     """A pre-norm block whose attention has no biases, with the MLP of a ViT.
 
-    Dropout acts on the hidden layer of the MLP, too.
+    Dropout also acts on the hidden layer of the MLP.
     """
 
     use_bias: bool = False
@@ -299,9 +299,9 @@ class DecoderBlock(encoder_decoder.DecoderBlock):
         positions: Float[Array, '#B T D'] | None = None,
         mask: Bool[Array, '#B 1 T T'] | None = None,
     ) -> Float[Array, 'B T D']:
-        """The tokens after the block; `mask`, true where one may attend, replaces the causal."""
-        seen = {'causal': True} if mask is None else {'mask': mask}
-        x = self._attend_to_itself(x, positions, train, **seen)
+        """Apply the block; `mask`, true where a token may attend, replaces the causal mask."""
+        limits = {'causal': True} if mask is None else {'mask': mask}
+        x = self._attend_to_itself(x, positions, train, **limits)
         y = self._enter(x, self.cross_norm)
         y = self.cross(y, memory.tokens, memory.tokens, mask=memory.mask, train=train)
         return self._finish(x, y, train)

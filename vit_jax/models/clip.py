@@ -1,4 +1,4 @@
-"""CLIP: the model `siglip` with its predecessor's towers, of which that of texts is causal.
+"""CLIP: the model `siglip` with its predecessor's towers; the text tower is causal.
 
 Radford et al., 2021, arXiv:2103.00020, section 2.4 and table 20.
 """

@@ -45,19 +45,19 @@ class Model(base.Model):
 
     Attributes:
       patch_size: side of a patch in pixels.
-      patch_out: each query predicts patch_out x patch_out colors, which tile its patch.
-      width, depth, mlp_dim, num_heads: of the encoder, as in `vit.Model`.
-      decoder_depth: blocks of the queries.
+      patch_out: side of the square of colors that each query predicts for its patch.
+      width, depth, mlp_dim, num_heads: sizes of the encoder, see `vit.Model`.
+      decoder_depth: number of blocks of the queries.
       posemb: 'sincos1d', the table of Vaswani et al. over the patches row by row; 'sincos2d'; or
         'learn', one table for the patches and one for the queries.
       dropout: dropout rate after the position embedding and each dense layer of a block.
       gelu: 'tanh' (approximate) or 'erf' (exact).
-      norm_eps: added to the variance in layer norms.
+      norm_eps: value added to the variance in layer norms.
       dtype: computation dtype. Parameters, softmax and logits stay float32.
       attention: implementation: 'xla', 'pallas', 'cudnn' or 'auto'; see the model `vit`.
 
     Raises:
-      UserError: if a field has no such value, or images do not fit the patches or the positions.
+      UserError: for an invalid field, or images that do not fit the patches or the positions.
     """
 
     patch_size: int = 16
@@ -92,7 +92,7 @@ class Model(base.Model):
         """Predict the colors of gray images.
 
         Returns:
-          tokens: [B N D] of the encoder, after its norm.
+          tokens: [B N D], output of the encoder after its norm.
           logits: [B h w Q] in float32, of the bins of `ops.colors`; h is
             H / patch_size * patch_out.
         """
@@ -111,7 +111,7 @@ class Model(base.Model):
     def attention_maps(
         self, intermediates: Mapping[str, Any], images: Float[Array, 'B H W 1']
     ) -> list[AttentionMap]:
-        """Self-attention of the patches in the encoder, then attention of the queries to them."""
+        """Collect self-attention of the patches, then attention of the queries to patches."""
         _, height, width, _ = images.shape
         grid = patch_grid(height, width, self.patch_size)
         return [
@@ -122,7 +122,7 @@ class Model(base.Model):
     def parameter_pictures(
         self, params: Mapping[str, Any], image_size: Size | None
     ) -> list[ParameterPictures]:
-        """Similarities of the positions of patches and of queries, and the filters of patches."""
+        """Draw similarities of the positions of patches and queries, and the patches' filters."""
         grid = require_grid(image_size, self.patch_size)
         tables = {name: params[name] if name in params else self._fixed(grid) for name in TABLES}
         return [
@@ -133,31 +133,31 @@ class Model(base.Model):
     def resize_params(
         self, params: Params, old_size: Size | None, new_size: Size, method: str = 'bilinear'
     ) -> Resized:
-        """The parameters for images of another size, as `vit.Model.resize_params`."""
+        """Resize the parameters for images of another size, see `vit.Model.resize_params`."""
         new, notes = patch_grid(*new_size, self.patch_size), []
         old = old_size and patch_grid(*old_size, self.patch_size)
         for name in TABLES:
             if self.posemb == 'learn' and name in params:
-                one = {'pos_embed': params[name]}
-                one, note = base.resize_positions(one, old, new, 0, method)
-                params = params | {name: one['pos_embed']}
+                table = {'pos_embed': params[name]}
+                table, note = base.resize_positions(table, old, new, 0, method)
+                params = params | {name: table['pos_embed']}
                 notes += [text.replace('pos_embed', name) for text in note]
         return params, notes
 
     def layer_order(self) -> tuple[str, ...]:
-        """Patterns of the layers' parameters from the image on; the decoder comes last."""
+        """List patterns of the layers' parameters from the image on; the decoder comes last."""
         blocks = (f'^encoder/block_{i}/' for i in range(self.depth))
         return '^(patch_embed|pos_embed)(/|$)', *blocks
 
     def _positions(self, name: str, grid: tuple[int, int]) -> Array:
-        """Positions of the patches or of the queries, [1 N D]."""
+        """Make the positions of the patches or of the queries, [1 N D]."""
         rows, columns = grid
         if self.posemb == 'learn':
             return positions.learned(self, rows * columns, self.width, name=name)
         return self._fixed(grid)
 
     def _fixed(self, grid: tuple[int, int]) -> Array:
-        """Sines and cosines, [1 N D], the same for patches and queries."""
+        """Compute sines and cosines, [1 N D], the same for patches and queries."""
         rows, columns = grid
         if self.posemb == 'sincos1d':
             return jnp.asarray(positions.sincos1d(rows * columns, self.width))[None]
@@ -183,7 +183,7 @@ class CrossBlock(nn.Module):
         x' = A(LN(x), tokens + positions, tokens) + x
         x  = MLP(LN(x')) + x'
 
-    where A(q, k, v) is multi-head attention. The attributes are those of `nn.blocks.Block`.
+    where A(q, k, v) is multi-head attention. For the attributes see `nn.blocks.Block`.
     """
 
     num_heads: int
@@ -218,7 +218,7 @@ class CrossBlock(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Blocks `block_0`, `block_1`, ... and a final layer norm; the arguments are the blocks'."""
+    """Blocks `block_0`, `block_1`, ... and a final layer norm, called with the blocks' inputs."""
 
     block: Any
     depth: int

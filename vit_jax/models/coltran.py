@@ -31,14 +31,14 @@ Summaries = tuple[tuple[Float[Array, 'B 1 1 D'], ...], ...]  # of every layer
 
 
 class Cache(NamedTuple):
-    """The model's state between pixels. Axis 0 of every array is the image.
+    """State between pixels. Axis 0 of every array is the image.
 
     Attributes:
-      gray: the encoded gray image.
-      row: colors of the row that is being drawn.
-      above: the outer decoder's encoding of all rows above it.
+      gray: encoded gray image.
+      row: colors of the current row.
+      above: outer decoder's encoding of all rows above the current one.
       outer, inner: keys and values of the causal layers, along columns and along the row.
-      outer_summaries, inner_summaries: of the gray image, for the layers' norms.
+      outer_summaries, inner_summaries: summaries of the gray image for the layers' norms.
     """
 
     gray: Float[Array, 'B H W D']
@@ -60,12 +60,12 @@ class Model(base.Model):
       encoder_depth: pairs of row and column attention over the gray image.
       outer_depth: pairs of row attention and causal column attention over the rows above.
       inner_depth: layers of causal row attention over the pixels to the left.
-      norm_eps: added to the variance in layer norms.
+      norm_eps: value added to the variance in layer norms.
       dtype: computation dtype. Parameters, layer norm statistics, softmax and logits stay float32.
       attention: implementation: 'xla', 'pallas' or 'auto'; see the model `swin`.
 
     Raises:
-      UserError: if a field has no such value.
+      UserError: for an invalid field.
     """
 
     width: int = 512
@@ -108,28 +108,28 @@ class Model(base.Model):
         bins: Int[Array, 'B H W'],
         train: bool = False,
     ) -> dict[str, Float[Array, 'B H W V']]:
-        """Scores of every pixel's color, given the true colors of those before it.
+        """Score every pixel's color, given the true colors of earlier pixels.
 
         Args:
-          gray: the image to be colored.
+          gray: image to be colored.
           bins: its coarse colors, see `ops.colors`.
           train: has no effect without dropout.
 
         Returns:
           logits: [B H W 512], for a pixel given the gray image, the rows above it and the pixels to
             its left.
-          parallel_logits: [B H W 512], given the gray image alone.
+          parallel_logits: [B H W 512], given only the gray image.
         """
         encoded, colors = self._encode(gray), self.embed_color(bins)
         above = self.outer(colors, encoded)
-        found = self.inner(colors, above, encoded)
+        context = self.inner(colors, above, encoded)
         return {
-            'logits': self.head(self.norm(found)),
+            'logits': self.head(self.norm(context)),
             'parallel_logits': self.parallel_head(encoded),
         }
 
     def start(self, gray: UInt8[Array, 'B H W']) -> Cache:
-        """The cache before the first pixel."""
+        """Make the cache before the first pixel."""
         encoded = self._encode(gray)
         batch, height, width, _ = encoded.shape
         return Cache(
@@ -145,7 +145,7 @@ class Model(base.Model):
     def decode_step(
         self, cache: Cache, colors: Int[Array, 'B'], position: Int[Array, '']
     ) -> tuple[Float[Array, 'B V'], Cache]:
-        """Scores of the pixel at `position`, counted row by row, given the color before it.
+        """Score the pixel at `position`, counted row by row, given the color before it.
 
         The outer decoder runs once a row, the inner one once a pixel. The color before the first
         pixel is ignored.
@@ -161,11 +161,11 @@ class Model(base.Model):
         )
         cache = cache._replace(above=above, outer=outer)
         left = jnp.where(column == 0, 0, self.embed_color(colors))[:, None, None]
-        found, inner = self.inner.step(left, row, column, cache)
-        return self.head(self.norm(found))[:, 0, 0], cache._replace(inner=inner)
+        context, inner = self.inner.step(left, row, column, cache)
+        return self.head(self.norm(context))[:, 0, 0], cache._replace(inner=inner)
 
     def sample_keys(self, batch: int) -> Key[Array, 'B']:
-        """A key for each example, from the random stream 'sample'."""
+        """Derive a key for each example from the random stream 'sample'."""
         return example_keys(self.make_rng('sample'), batch)
 
     def attention_maps(
@@ -174,7 +174,7 @@ class Model(base.Model):
         gray: UInt8[Array, 'B H W'],
         bins: Int[Array, 'B H W'],
     ) -> list[AttentionMap]:
-        """The attention of each place, layer by layer, from rows and columns to the image."""
+        """Collect the attention of each place to the image, layer by layer."""
         return axial_maps(
             intermediates, ('encoder', 'outer', 'inner'), (gray.shape[1], gray.shape[2])
         )
@@ -182,7 +182,7 @@ class Model(base.Model):
     def resize_params(
         self, params: Params, old_size: Size | None, new_size: Size, method: str = 'bilinear'
     ) -> Resized:
-        """The parameters for images of another size, as `vit.Model.resize_params`.
+        """Resize the parameters for images of another size, see `vit.Model.resize_params`.
 
         Positions, relative biases and the weights of summaries change.
         """
@@ -194,11 +194,11 @@ class Model(base.Model):
 
 
 class OuterDecoder(nn.Module):
-    """The encoding of all rows above each row: causal over rows, shifted down by one (section 3.2).
+    """Encoder of all rows above each row: causal over rows, shifted down by one (section 3.2).
 
     Attributes:
       depth: pairs of row attention and causal column attention.
-      layer: makes a layer, given its axis and whether it is causal.
+      layer: factory of layers, called with `axis` and `causal`.
     """
 
     depth: int
@@ -212,7 +212,7 @@ class OuterDecoder(nn.Module):
     def __call__(
         self, colors: Float[Array, 'B H W D'], gray: Float[Array, 'B H W D']
     ) -> Float[Array, 'B H W D']:
-        """The encoding of the rows above each row; zero for the first."""
+        """Encode the rows above each row; zero for the first."""
         x = colors + self.positions(*gray.shape[1:]).astype(gray.dtype) + gray
         for row, column in zip(self.rows, self.columns, strict=True):
             x = row(x, Context(gray, row.summaries(gray)))
@@ -222,7 +222,7 @@ class OuterDecoder(nn.Module):
     def step(
         self, colors: Float[Array, 'B 1 W D'], number: Int[Array, ''], cache: Cache
     ) -> tuple[Float[Array, 'B 1 W D'], tuple[KeyValue, ...]]:
-        """The encoding of the rows up to row `number`, and the caches with this row."""
+        """Encode the rows up to row `number`, and add this row to the caches."""
         gray = jax.lax.dynamic_slice_in_dim(cache.gray, number, 1, axis=1)
         positions = self.positions(*cache.gray.shape[1:]).astype(gray.dtype)
         x = colors + jax.lax.dynamic_slice_in_dim(positions, number, 1) + gray
@@ -234,20 +234,20 @@ class OuterDecoder(nn.Module):
         return x, tuple(pasts)
 
     def summaries(self, gray: Float[Array, 'B H W D']) -> Summaries:
-        """Summaries for the layers along rows and columns in turn."""
+        """Summarize the gray image for the layers along rows and columns in turn."""
         pairs = zip(self.rows, self.columns, strict=True)
         return tuple(layer.summaries(gray) for pair in pairs for layer in pair)
 
 
 class InnerDecoder(nn.Module):
-    """The encoding of the pixels to the left of each pixel, shifted right by one (section 3.2).
+    """Encoder of the pixels to the left of each pixel, shifted right by one (section 3.2).
 
     Attention and MLP are conditioned on the gray image and the rows above, norms on a summary of
-    the gray image alone: a summary of the rows above would leak later rows.
+    only the gray image: a summary of the rows above would leak later rows.
 
     Attributes:
       depth: layers of causal row attention.
-      layer: makes a layer, given its axis and whether it is causal.
+      layer: factory of layers, called with `axis` and `causal`.
     """
 
     depth: int
@@ -263,7 +263,7 @@ class InnerDecoder(nn.Module):
         above: Float[Array, 'B H W D'],
         gray: Float[Array, 'B H W D'],
     ) -> Float[Array, 'B H W D']:
-        """The encoding of each pixel's context."""
+        """Encode each pixel's context."""
         left = jnp.pad(colors, ((0, 0), (0, 0), (1, 0), (0, 0)))[:, :, :-1]
         x = left + self.positions(*gray.shape[1:]).astype(gray.dtype) + gray + above
         places = jnp.concatenate([gray, above], axis=-1)
@@ -278,7 +278,7 @@ class InnerDecoder(nn.Module):
         column: Int[Array, ''],
         cache: Cache,
     ) -> tuple[Float[Array, 'B 1 1 D'], tuple[KeyValue, ...]]:
-        """The encoding of the context of the pixel right of `left`, and the caches with it."""
+        """Encode the context of the pixel right of `left`, and add it to the caches."""
         _, height, width, features = cache.gray.shape
         positions = self.positions(height, width, features)[None].astype(left.dtype)
         gray, positions = (

@@ -33,12 +33,12 @@ class Model(base.Model):
       num_heads: attention heads; divides width.
       mlp_dim: hidden width of the feed-forward layers.
       depth: pairs of row and column attention.
-      norm_eps: added to the variance in layer norms.
+      norm_eps: value added to the variance in layer norms.
       dtype: computation dtype. Parameters, layer norm statistics, softmax and logits stay float32.
       attention: implementation: 'xla', 'pallas' or 'auto'; see the model `swin`.
 
     Raises:
-      UserError: if a field has no such value.
+      UserError: for an invalid field.
     """
 
     levels: int = 8
@@ -65,12 +65,12 @@ class Model(base.Model):
         channels: Int[Array, 'B C'],
         train: bool = False,
     ) -> dict[str, Float[Array, 'B H W C V']]:
-        """Scores of every byte of some channels, each predicted independently.
+        """Score every byte of some channels, each predicted independently.
 
         Args:
-          gray: the gray image.
+          gray: gray image.
           coarse: channels of the coarse image, in bytes, which are quantized to `levels`.
-          channels: their indices, 0 for red, 1 for green and 2 for blue.
+          channels: indices of the channels, 0 for red, 1 for green and 2 for blue.
           train: has no effect without dropout.
 
         Returns:
@@ -88,7 +88,7 @@ class Model(base.Model):
         guide = jnp.broadcast_to(guide[..., None, :], x.shape)
         x = dense(self.width, dtype=dtype, name='embed')(jnp.concatenate([x, guide], axis=-1))
 
-        # Channels are examples of their own.
+        # Channels are separate examples.
         x = jnp.moveaxis(x, 3, 1)
         grids = x.reshape(-1, *x.shape[2:])
         layer = functools.partial(
@@ -99,8 +99,8 @@ class Model(base.Model):
             dtype=dtype,
             attention_by=self.attention,
         )
-        found = AxialEncoder(self.depth, layer, name='encoder')(grids)
-        logits = dense(BYTES, name='head')(found)
+        features = AxialEncoder(self.depth, layer, name='encoder')(grids)
+        logits = dense(BYTES, name='head')(features)
         logits = logits.reshape(-1, count, *logits.shape[1:])
         return {'logits': jnp.moveaxis(logits, 1, 3)}
 
@@ -111,14 +111,14 @@ class Model(base.Model):
         coarse: UInt8[Array, 'B H W C'],
         channels: Int[Array, 'B C'],
     ) -> list[AttentionMap]:
-        """The attention of each place for the first channel, mapped to the image."""
-        grid, every = (gray.shape[1], gray.shape[2]), channels.shape[1]
-        return axial_maps(intermediates, ('encoder',), grid, every)
+        """Collect the attention of each place for the first channel, mapped to the image."""
+        grid, stride = (gray.shape[1], gray.shape[2]), channels.shape[1]
+        return axial_maps(intermediates, ('encoder',), grid, stride)
 
     def resize_params(
         self, params: Params, old_size: Size | None, new_size: Size, method: str = 'bilinear'
     ) -> Resized:
-        """The parameters for images of another size, as `vit.Model.resize_params`.
+        """Resize the parameters for images of another size, see `vit.Model.resize_params`.
 
         Positions and relative biases change.
         """

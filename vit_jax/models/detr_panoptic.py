@@ -13,7 +13,7 @@ from vit_jax.models import detr
 from vit_jax.models.detr import MaskHead, ObjectMaps
 from vit_jax.ops.boxes import to_corners
 
-# The parameters that a detector has too.
+# The detector's part of the parameters.
 DETECTOR = (
     *('backbone', 'input_proj', 'encoder', 'decoder'),
     *('query_embed', 'class_embed', 'bbox_embed'),
@@ -33,12 +33,12 @@ class Model(detr.Model):
         objects a few pixels wide, in which case the mask head also uses the map of the ResNet's
         root.
       box_maps: whether the mask head gets each query's box too, as the share of each cell that the
-        box covers, added to its attention. Attention alone, which sums to 1 over all cells, is a
-        weak signal in a short training, and less local the fewer blocks the encoder has.
-      num_masks: number of queries of an image that get a mask, those with the lowest probability of
-        "no object"; 0 for all. The others have the logit `NO_MASK` everywhere.
+        box covers, added to its attention. Without it, attention, which sums to 1 over all cells,
+        is a weak signal in a short training, and less local the fewer blocks the encoder has.
+      num_masks: number of queries of an image with a mask, which have the lowest probability of "no
+        object"; 0 for all. The others have the logit `NO_MASK` everywhere.
 
-    The other attributes, and the errors raised, are those of the detector.
+    For other attributes and errors see `detr.Model`.
     """
 
     frozen_detector: bool = False
@@ -67,11 +67,12 @@ class Model(detr.Model):
         pixel_mask: Bool[Array, 'B H W'] | None = None,
         train: bool = False,
     ) -> dict[str, Float[Array, 'B ...']]:
-        """The outputs of the detector, and `masks`.
+        """Detect objects, and predict `masks`.
 
         Returns:
+          The outputs of the detector, and
           masks: [B Q h w] in float32, logits of the pixels of each query's object; h and w are the
-            sides of the padded image by `mask_stride`, rounded up.
+            sides of the padded image divided by `mask_stride`, rounded up.
         """
         detected = self.detector_features(images, pixel_mask, train)
         outputs = self.heads(detected.hidden)
@@ -99,7 +100,7 @@ class Model(detr.Model):
     def _scatter(
         self, masks: Float[Array, 'K h w'], chosen: Int[Array, ' K']
     ) -> Float[Array, 'Q h w']:
-        """The masks of all queries, given those of the chosen ones."""
+        """Scatter the masks of the chosen queries to all queries."""
         return jnp.full((self.num_queries, *masks.shape[1:]), NO_MASK).at[chosen].set(masks)
 
 
@@ -108,11 +109,11 @@ def covered(
     grid: tuple[int, int],
     pixel_mask: Bool[Array, 'B H W'] | None = None,
 ) -> Float[Array, 'B Q h w']:
-    """The share of each cell, of a grid over padded images, that a box covers, 0 to 1.
+    """Compute the share, 0 to 1, of each cell of a grid over padded images that a box covers.
 
     Args:
       boxes: centered (x, y, w, h), shares of the sides of the real image.
-      grid: h and w.
+      grid: rows h and columns w.
       pixel_mask: true for real pixels, false for padding; by default all are real.
     """
     sides = jnp.ones((len(boxes), 2))

@@ -1,7 +1,7 @@
 """A ViT whose class token and patches are compared with prototypes, for learning without labels.
 
-DINOv2 (Oquab et al., 2023, arXiv:2304.07193); its losses are those of DINO (arXiv:2104.14294) and
-iBOT (arXiv:2111.07832). The encoder's parameters have the names of a ViT's.
+DINOv2 (Oquab et al., 2023, arXiv:2304.07193) has the losses of DINO (arXiv:2104.14294) and iBOT
+(arXiv:2111.07832). The encoder's parameters have the names of a ViT's.
 """
 
 import functools
@@ -41,17 +41,16 @@ _uniform = nn.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform')
 class Model(base.Model):
     """A ViT with projection heads (DINO, appendix C). Images of any size that whole patches tile.
 
-    Positions are learned for the first size the model is initialized with, that of global crops,
-    and interpolated for others.
+    Positions are learned for the size of the images that initialize the model, global crops, and
+    interpolated for others.
 
     Attributes:
       prototypes: K, outputs of the head of the class token.
-      patch_prototypes: outputs of a head for patches of its own; None if they share that of the
-        class token.
+      patch_prototypes: outputs of a separate head for patches; None to share the class token's.
       hidden: width of the heads' two hidden layers.
       bottleneck: width of the heads' last layer, in which prototypes are unit vectors.
-      patch_bottleneck: that of the head of patches, if they have one.
-      patch_size, width, depth, mlp_dim, num_heads: of the encoder, as in `vit.Model`.
+      patch_bottleneck: bottleneck of a separate head for patches.
+      patch_size, width, depth, mlp_dim, num_heads: sizes of the encoder, see `vit.Model`.
       drop_path: stochastic depth of the student's last block, rising linearly from 0 at the first.
       registers: tokens between the class token and the patches (arXiv:2309.16588).
       block: options of the blocks and their norms, see `BlockFields`; the heads have its `gelu`.
@@ -60,11 +59,11 @@ class Model(base.Model):
       attention: implementation: 'xla', 'pallas', 'cudnn' or 'auto'; see the model `vit`.
       dtype: computation dtype. Parameters, layer norm statistics, softmax and the lengths of
         vectors in the heads stay float32.
-      residual_dtype: of the residual stream; that of the computation if None.
+      residual_dtype: dtype of the residual stream; None for the computation dtype.
 
     Raises:
-      UserError: if a field has no such value, images do not fit the patches, or learned positions
-        that form no square are asked for another size.
+      UserError: for an invalid field, images that do not fit the patches, or a new image size for
+        learned positions that do not form a square.
     """
 
     prototypes: int = 65536
@@ -110,7 +109,7 @@ class Model(base.Model):
         """Compare images with prototypes.
 
         Args:
-          images: normalized.
+          images: normalized images.
           train: whether to drop paths.
           hidden: true for patches whose embedding is replaced by the mask token.
           places: indices of patches to compare, counted through the R / B images of a row.
@@ -119,8 +118,8 @@ class Model(base.Model):
           tokens: [R _ D] after the final norm: the class token, registers, and patches.
           pre_logits: [R D], the class token.
           patches: [R N D], the tokens of patches.
-          scores: [R K], cosines of the projected class token and the prototypes, times the scales
-            of these, in float32.
+          scores: [R K] in float32, cosines of the projected class token and the prototypes, times
+            the prototypes' scales.
           patch_scores: [B M K], likewise of the patches at `places`; absent without these.
         """
         outputs = self.vit(images, train, masked=hidden)
@@ -136,7 +135,7 @@ class Model(base.Model):
     def block_masks(
         self, images: Float[Array, 'B G H W C'], *, masked: int, ratios: tuple[float, float]
     ) -> CropMasks:
-        """Masks for `masked` of the G crops of each image, from the random stream 'mask'.
+        """Draw masks for `masked` of the G crops of each image, from the random stream 'mask'.
 
         See `ops.self_distillation.crop_masks` for the arguments.
         """
@@ -148,43 +147,43 @@ class Model(base.Model):
     def attention_maps(
         self, intermediates: Mapping[str, Any], images: Float[Array, 'B H W C']
     ) -> list[AttentionMap]:
-        """Attention maps from the `intermediates` of a call with these images."""
+        """Collect attention maps from the `intermediates` of a call with these images."""
         return self._vit().attention_maps(intermediates, images)
 
     def collect_hidden_states(
         self, collection: Mapping[str, Any], images: Float[Array, 'B H W C'], *others: Any
     ) -> list[HiddenState]:
-        """The states of the encoder's layers in a call with these images."""
+        """Collect the states of the encoder's layers in a call with these images."""
         return self._vit().collect_hidden_states(collection, images, *others)
 
     def final_norm_of(self, params: Mapping[str, Any]) -> Callable[[Array], Array] | None:
-        """The encoder's last norm."""
+        """Bind the encoder's last norm."""
         return self._vit().final_norm_of(params)
 
     def parameter_pictures(
         self, params: Mapping[str, Any], image_size: Size | None
     ) -> list[ParameterPictures]:
-        """Similarities of the positions of patches, and the filters that embed them."""
+        """Draw similarities of the patches' positions, and the filters that embed patches."""
         return self._vit().parameter_pictures(params, image_size)
 
     def transferable(self) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """Keywords of `config.model` for the encoder as a ViT, and the paths of its parameters."""
+        """Describe the encoder as a ViT: keywords of `config.model`, and parameter paths."""
         names = (*ENCODER, *(['register_tokens'] if self.registers else []))
         model = {'name': 'vit', **{key: getattr(self, key) for key in SAME}}
         return regroup(vit.Model, model), names
 
     def layer_order(self) -> tuple[str, ...]:
-        """Patterns of the layers' parameters from the image on; the heads come last."""
+        """List patterns of the layers' parameters from the image on; the heads come last."""
         return self._vit().layer_order()
 
     def resize_params(
         self, params: Params, old_size: Size | None, new_size: Size, method: str = 'bilinear'
     ) -> Resized:
-        """The parameters for images, and patches, of another size; see `vit.Model`."""
+        """Resize the parameters for images, and patches, of another size; see `vit.Model`."""
         return self._vit().resize_params(params, old_size, new_size, method)
 
     def _vit(self) -> vit.Model:
-        """The encoder as a ViT by itself."""
+        """Make the encoder as a separate ViT."""
         return vit.Model(parent=None, **self._fields())
 
     def _fields(self) -> dict[str, Any]:
@@ -192,7 +191,7 @@ class Model(base.Model):
 
 
 class Backbone(vit.Model):
-    """A ViT that interpolates its positions for images of another size than it learned them for."""
+    """A ViT that interpolates its positions for images of another size."""
 
     def _positions(self, tokens: int, images: Any) -> Array:
         if not self.has_variable('params', 'pos_embed'):

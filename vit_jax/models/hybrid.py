@@ -19,7 +19,7 @@ from vit_jax.nn.patches import PatchEmbed
 from vit_jax.nn.resnet import Stage, StdConv, block_order, check_layers
 
 # name: blocks of each ResNet stage, ViT of width and depth, patch size on the feature map. The
-# number in a name is that of the papers; R+Ti/16 has one token for 32 x 32 pixels all the same.
+# names are the papers'; R+Ti/16 has one token for 32 x 32 pixels, despite its name.
 VARIANTS = {
     'R+Ti/16': ((), 'Ti', 8),
     'R26+S/32': ((2, 2, 2, 2), 'S', 1),
@@ -35,7 +35,7 @@ EPSILONS = {'authors': (1e-20, 1e-5, 1e-6), 'timm': (1e-8, 0.0, 1e-5)}
 
 
 def parts(epsilons: str, dtype: Any) -> tuple[Any, Any]:
-    """Convolutions and norms, as in EPSILONS."""
+    """Make factories of convolutions and norms with one of EPSILONS."""
     var_eps, std_eps, norm_eps = EPSILONS[epsilons]
     return (
         functools.partial(StdConv, var_eps=var_eps, std_eps=std_eps, dtype=dtype),
@@ -44,7 +44,7 @@ def parts(epsilons: str, dtype: Any) -> tuple[Any, Any]:
 
 
 def variant(name: str) -> dict[str, Any]:
-    """Keywords of `Model` for a name of VARIANTS, such as 'R50+B/16'.
+    """Look up keywords of `Model` for a name of VARIANTS, such as 'R50+B/16'.
 
     Raises:
       UserError: if there is no such variant.
@@ -58,14 +58,14 @@ class Model(vit.Model):
     """A ResNet without its head, whose feature map is cut into the patches of a ViT.
 
     Attributes:
-      layers: blocks of each ResNet stage; () is the root alone.
-      epsilons: in the ResNet: those of the 'authors' or of 'timm'.
+      layers: blocks of each ResNet stage; () for only the root.
+      epsilons: source of the ResNet's epsilons: 'authors' or 'timm'.
       patch_size: side of a patch on the feature map, which is 4, 8, 16 or 32 times smaller than
         the image after 0 or 1, 2, 3 or 4 stages.
-    The others are those of `vit.Model`.
+    For the others see `vit.Model`.
 
     Raises:
-      UserError: if a field has no such value, or images do not fit the stride or `pos_embed`.
+      UserError: for an invalid field, or images that do not fit the stride or `pos_embed`.
     """
 
     layers: tuple[int, ...] = (3, 4, 9)
@@ -85,13 +85,13 @@ class Model(vit.Model):
         return 4 * 2 ** max(len(self.layers) - 1, 0) * self.patch_size
 
     def layer_order(self) -> tuple[str, ...]:
-        """Patterns of the layers' parameters from the image on: the ResNet's root and blocks come
-        before the embeddings and blocks of the ViT.
+        """List patterns of the layers' parameters in order: the ResNet's root and blocks, then the
+        embeddings and blocks of the ViT.
         """
         return '^resnet/root/', *block_order('resnet/', self.layers), *super().layer_order()
 
     def _patches(self, images: Array, dtype: Any) -> Array:
-        """One token for each patch of the feature map, row by row, [B N D]."""
+        """Embed each patch of the feature map as a token, row by row, [B N D]."""
         height, width = images.shape[1:3]
         if 0 in (height, width) or height % self.stride or width % self.stride:
             raise UserError(
@@ -103,7 +103,7 @@ class Model(vit.Model):
 
 
 class ResNet(nn.Module):
-    """The root, of stride 4, and stages of 256, 512, ... channels, of stride 2 but the first."""
+    """A root of stride 4, and stages of 256, 512, ... channels; all but the first have stride 2."""
 
     layers: tuple[int, ...]
     dtype: Any = jnp.float32
@@ -135,7 +135,7 @@ class Root(nn.Module):
 
 
 class Block(nn.Module):
-    """A bottleneck to 4 x `width` channels, normalized after each convolution: not that of BiT.
+    """A bottleneck to 4 x `width` channels, normalized after each convolution, unlike BiT's.
 
         z'' = GN(proj(z)) where the shape changes, else z
         z   = ReLU(z'' + GN(conv3(ReLU(GN(conv2(ReLU(GN(conv1(z)))))))))

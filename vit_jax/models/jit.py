@@ -46,7 +46,7 @@ _zeros = nn.initializers.zeros
 
 
 def variant(name: str) -> dict[str, int]:
-    """Keywords of `Model` for a name such as 'B/16': a shape of VARIANTS and a patch size.
+    """Look up keywords of `Model` for a name such as 'B/16': a shape of VARIANTS and a patch size.
 
     Raises:
       UserError: if there is no such shape, or the patch size is not a positive number.
@@ -70,19 +70,19 @@ class Model(base.Model):
       mlp_dim: hidden width of the blocks' SwiGLU; two thirds of 4 D in the paper.
       num_heads: attention heads; divides width.
       bottleneck: width between the two linear layers that embed a patch.
-      context_tokens: tokens of the class beside those of patches; 0 for none.
+      context_tokens: number of tokens of the class before the patches.
       context_start: number of blocks before the first with these tokens.
-      dropout: rate after attention and inside of the SwiGLU, of the blocks in the middle half.
-      attention_dropout: rate of the attention weights of the same blocks.
-      norm_eps: added to the mean square in RMS norms.
+      dropout: dropout rate after attention and inside of the SwiGLU, in the middle half of blocks.
+      attention_dropout: dropout rate of the attention weights of the same blocks.
+      norm_eps: value added to the mean square in RMS norms.
       remat: recomputation in the backward pass; see the model `vit`.
       attention: implementation: 'xla', 'pallas', 'cudnn' or 'auto'; see the model `vit`.
       dtype: computation dtype. Parameters, the embedding of time, norms' statistics, softmax and
         the last layer stay float32.
-      residual_dtype: of the residual stream; that of the computation if None.
+      residual_dtype: dtype of the residual stream; None for the computation dtype.
 
     Raises:
-      UserError: if a field has no such value, or images do not fit the patches.
+      UserError: for an invalid field, or images that do not fit the patches.
     """
 
     num_classes: int | None = None
@@ -127,19 +127,19 @@ class Model(base.Model):
         conditions: Float[Array, 'B K'] | None = None,
         train: bool = False,
     ) -> dict[str, Float[Array, 'B H W C']]:
-        """Predict from noisy images: the image, the noise, or the velocity, as it is trained to.
+        """Predict the image, the noise or the velocity, whichever is trained, from noisy images.
 
         Args:
-          images: z = t x + (1 - t) e.
+          images: noisy images z = t x + (1 - t) e.
           time: t, from 0 for noise to 1 for images.
-          labels: classes; -1 for none, as for guidance (arXiv:2207.12598).
-          given: further channels of the input, which are not predicted, such as gray images to be
-            colorized (arXiv:2111.05826); None for none.
-          conditions: K further numbers from 0 to 1, each embedded as the time is; None for none.
+          labels: classes; -1 for no class, as for guidance (arXiv:2207.12598).
+          given: further channels of the input, which are not predicted, such as gray images to
+            colorize (arXiv:2111.05826).
+          conditions: K further numbers from 0 to 1, each embedded like the time.
           train: whether dropout acts.
 
         Returns:
-          image: the prediction, float32.
+          image: prediction in float32.
         """
         _, height, width, channels = images.shape
         grid, dtype = patch_grid(height, width, self.patch_size), jnp.dtype(self.dtype)
@@ -148,8 +148,8 @@ class Model(base.Model):
         for i, number in enumerate([] if conditions is None else conditions.T):
             condition += TimeEmbed(self.width, name=f'condition_embed_{i}')(number)
         condition = nn.silu(condition)
-        seen = images if given is None else jnp.concatenate([images, given], axis=-1)
-        x = PatchEmbed(self.patch_size, self.bottleneck, dtype, False, name='patch_embed')(seen)
+        pixels = images if given is None else jnp.concatenate([images, given], axis=-1)
+        x = PatchEmbed(self.patch_size, self.bottleneck, dtype, False, name='patch_embed')(pixels)
         x = Dense(self.width, dtype=dtype, name='embed')(x)
         table = sincos2d(*grid, self.width, endpoint=False)
         x = x.astype(self.residual_dtype or dtype) + table.astype(self.residual_dtype or dtype)
@@ -161,13 +161,13 @@ class Model(base.Model):
         return {'image': unpatchify(x, grid, self.patch_size)}
 
     def example_keys(self, rows: int) -> Key[Array, ' B']:
-        """A key for each row from the random stream 'noise', see `nn.stochastic.example_keys`."""
+        """Derive a key for each row from the random stream 'noise'; see `nn.stochastic`."""
         return example_keys(self.make_rng('noise'), rows)
 
     def attention_maps(
         self, intermediates: Mapping[str, Any], images: Float[Array, 'B H W C'], *_: Any
     ) -> list[AttentionMap]:
-        """Attention among patches, `encoder/block_i`, and of the class to patches.
+        """Collect attention among patches, `encoder/block_i`, and of the class to patches.
 
         In blocks with tokens of the class, the weights of a patch are divided by their sum over
         patches, so that all blocks have maps of one size. `context/block_i/cross` has a query for
@@ -176,29 +176,29 @@ class Model(base.Model):
         grid = patch_grid(images.shape[1], images.shape[2], self.patch_size)
         patches, context = [], []
         for name, weights, *_grids in collect({'encoder': intermediates}, 'encoder', grid, grid):
-            kept = jnp.asarray(weights)
-            first = kept.shape[-1] - math.prod(grid)
-            free = kept[:, :, first:, first:]
-            patches.append(AttentionMap(name, free / free.sum(-1, keepdims=True), grid, grid))
+            array = jnp.asarray(weights)
+            first = array.shape[-1] - math.prod(grid)
+            inner = array[:, :, first:, first:]
+            patches.append(AttentionMap(name, inner / inner.sum(-1, keepdims=True), grid, grid))
             if first:
                 name = f'{name.replace("encoder", "context")}/cross'
-                context.append(AttentionMap(name, kept[:, :, :first], (first,), grid))
+                context.append(AttentionMap(name, array[:, :, :first], (first,), grid))
         return [*context, *patches]
 
     def parameter_pictures(
         self, params: Mapping[str, Any], image_size: Size | None
     ) -> list[ParameterPictures]:
-        """The filters that embed patches."""
+        """Draw the filters that embed patches."""
         del image_size
         return embedding_filters(params)
 
     def layer_order(self) -> tuple[str, ...]:
-        """Patterns of the layers' parameters from the image on; the last layer comes last."""
+        """List patterns of the layers' parameters from the image on, in order."""
         first = '^(patch_embed|embed|time_embed|condition_embed_.*|class_embed|context_embed)(/|$)'
         return first, *(f'^block_{i}/' for i in range(self.depth))
 
     def _embed_labels(self, labels: Int[Array, ' B']) -> Float[Array, 'B D']:
-        """Embeddings of classes; the last row of the table is that of no class."""
+        """Embed classes; the last row of the table is for no class."""
         classes = self.num_classes or 0
         table = self.param('class_embed', _normal, (classes + 1, self.width))
         return table[jnp.where(labels < 0, classes, labels)]
@@ -206,7 +206,7 @@ class Model(base.Model):
     def _encode(
         self, x: Array, condition: Array, label: Array, grid: tuple[int, int], train: bool
     ) -> Float[Array, 'B N D']:
-        """The tokens of the patches after all blocks."""
+        """Apply all blocks to the patches' tokens."""
 
         def apply(block: nn.Module, x: Array, condition: Array, positions: Rotary) -> Array:
             return block(x, condition, positions, train)
@@ -245,8 +245,8 @@ def in_the_middle(number: int, depth: int) -> bool:
 class Block(nn.Module):
     """A pre-norm block modulated by a condition: adaLN-Zero (DiT, arXiv:2212.09748, section 3.2).
 
-    Each branch f becomes x + gate * f(norm(x) * (1 + scale) + shift). The layer that makes shift,
-    scale and gate starts at zero, and the block as the identity.
+    Each branch f becomes x + gate * f(norm(x) * (1 + scale) + shift). The layer of shift, scale and
+    gate starts at zero, so that the block starts as the identity.
     """
 
     num_heads: int
@@ -266,8 +266,8 @@ class Block(nn.Module):
         train: bool,
     ) -> Float[Array, 'B N D']:
         norm = functools.partial(RMSNorm, self.norm_eps, dtype=self.dtype)
-        made = _modulations(condition, 6, x.shape[-1], self.dtype, 'modulation')
-        shift1, scale1, gate1, shift2, scale2, gate2 = made
+        modulations = _modulations(condition, 6, x.shape[-1], self.dtype, 'modulation')
+        shift1, scale1, gate1, shift2, scale2, gate2 = modulations
         y = MultiHeadAttention(
             self.num_heads,
             dropout=self.attention_dropout,
@@ -293,7 +293,7 @@ class TimeEmbed(nn.Module):
 
 
 def time_features(time: Float[Array, ' B']) -> Float32[Array, 'B F']:
-    """Cosines and then sines of t at frequencies from 1 to nearly 1 / MAX_PERIOD."""
+    """Compute cosines and then sines of t at frequencies from 1 to nearly 1 / MAX_PERIOD."""
     half = FREQUENCIES // 2
     frequencies = (MAX_PERIOD ** -(np.arange(half) / half)).astype(np.float32)
     angles = time.astype(jnp.float32)[:, None] * frequencies
@@ -303,6 +303,6 @@ def time_features(time: Float[Array, ' B']) -> Float32[Array, 'B F']:
 def _modulations(
     condition: Array, count: int, width: int, dtype: Any, name: str
 ) -> list[Float[Array, 'B 1 D']]:
-    """Shifts, scales and gates of all tokens, from a layer that starts at zero."""
+    """Compute shifts, scales and gates of all tokens by a layer that starts at zero."""
     layer = nn.Dense(count * width, dtype=dtype, kernel_init=_zeros, name=name)
     return jnp.split(layer(condition)[:, None], count, axis=-1)

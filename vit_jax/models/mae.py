@@ -35,21 +35,21 @@ class Model(base.Model):
 
     Attributes:
       patch_size: side of a patch in pixels.
-      width, depth, mlp_dim, num_heads: of the encoder, as in `vit.Model`.
-      decoder_width, decoder_depth, decoder_mlp_dim, decoder_heads: the same of the decoder.
+      width, depth, mlp_dim, num_heads: sizes of the encoder, see `vit.Model`.
+      decoder_width, decoder_depth, decoder_mlp_dim, decoder_heads: sizes of the decoder.
       mask_ratio: share of the patches hidden from the encoder.
       gelu: 'tanh' (approximate) or 'erf' (exact).
-      norm_eps: added to the variance in layer norms.
+      norm_eps: value added to the variance in layer norms.
       qkv_bias: whether queries, keys and values have biases.
       scan: one scanned block instead of unrolled ones; see `Encoder`.
       remat: recomputation in the backward pass; see the model `vit`.
       attention: implementation: 'xla', 'pallas', 'cudnn' or 'auto'; see the model `vit`.
       dtype: computation dtype. Parameters, layer norm statistics and softmax stay float32.
-      residual_dtype: of the residual streams; that of the computation if None. The authors' is
+      residual_dtype: dtype of the residual streams; None for the computation dtype. The authors use
         'float32', with matmuls in half precision.
 
     Raises:
-      UserError: if a field has no such value, or images do not fit the patches or the positions, or
+      UserError: for an invalid field, or images that do not fit the patches or the positions, or
         have so few patches that none is visible.
     """
 
@@ -97,34 +97,34 @@ class Model(base.Model):
         """Reconstruct all patches from the visible ones.
 
         Args:
-          images: normalized.
-          noise: the patches with the lowest noise are visible; by default it is drawn from the
+          images: normalized images.
+          noise: numbers of which the lowest select the visible patches; by default drawn from the
             random stream 'mask'.
           train: has no effect: MAE has no dropout, and draws its masks in evaluation too.
 
         Returns:
           patches: [B N P] in float32, in the order of `nn.patches.patchify`.
           mask: [B N], 1 for a hidden patch and 0 for a visible one.
-          tokens: [B 1+K D] of the class token and the visible patches, after the encoder's norm.
+          tokens: [B 1+K D], the class token and the visible patches after the encoder's norm.
         """
         _, height, width, channels = images.shape
         grid = patch_grid(height, width, self.patch_size)
         if noise is None:
             noise = self._noise(len(images), grid[0] * grid[1])
         order = jnp.argsort(noise, axis=1)
-        places = jnp.argsort(order, axis=1)  # the rank of every patch in that order
-        seen = self._num_seen(noise.shape[1])
-        tokens = self.vit(images, order[:, :seen], train)
+        places = jnp.argsort(order, axis=1)  # the rank of every patch in this order
+        visible = self._count_visible(noise.shape[1])
+        tokens = self.vit(images, order[:, :visible], train)
         patches = self.decoder(tokens, places, grid, channels, train)
-        mask = (places >= seen).astype(jnp.float32)
+        mask = (places >= visible).astype(jnp.float32)
         return {'patches': patches, 'mask': mask, 'tokens': tokens}
 
     def features(self, images: Float[Array, 'B H W C']) -> Float[Array, 'B _ D']:
-        """The tokens of whole images: of the class token and of every patch, after the norm."""
+        """Encode whole images to the tokens of the class and of every patch, after the norm."""
         return self.vit(images, None, False)
 
     def transferable(self) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """Keywords of `config.model` for the encoder as a ViT, and the paths of its parameters."""
+        """Describe the encoder as a ViT: keywords of `config.model`, and parameter paths."""
         same = ('patch_size', 'width', 'depth', 'mlp_dim', 'num_heads')
         model = {'name': 'vit', **{key: getattr(self, key) for key in same}}
         model['block'] = {'gelu': self.gelu, 'norm_eps': self.norm_eps}
@@ -133,7 +133,7 @@ class Model(base.Model):
     def parameter_pictures(
         self, params: Mapping[str, Any], image_size: Size | None
     ) -> list[ParameterPictures]:
-        """Similarities of the positions of patches in both parts, and the encoder's filters."""
+        """Draw similarities of the patches' positions in both parts, and the encoder's filters."""
         grid = require_grid(image_size, self.patch_size)
         tables = {
             'pos_embed': params['pos_embed'],
@@ -145,28 +145,28 @@ class Model(base.Model):
         ]
 
     def layer_order(self) -> tuple[str, ...]:
-        """Patterns of the layers' parameters from the image on; the decoder comes last."""
+        """List patterns of the layers' parameters from the image on; the decoder comes last."""
         blocks = (f'^encoder/block_{i}/' for i in range(self.depth))
         return '^(patch_embed|cls_token|pos_embed)(/|$)', *blocks
 
     def resize_params(
         self, params: Params, old_size: Size | None, new_size: Size, method: str = 'bilinear'
     ) -> Resized:
-        """The parameters for images of another size, with fixed positions recomputed.
+        """Recompute the fixed positions for images of another size.
 
         Raises:
           UserError: if the images cannot be cut into patches.
         """
         del old_size, method
         grid = patch_grid(*new_size, self.patch_size)
-        params, notes = _repositioned(params, grid, self.width)
+        params, notes = _recompute_positions(params, grid, self.width)
         if 'decoder' in params:
-            decoder, more = _repositioned(params['decoder'], grid, self.decoder_width)
+            decoder, more = _recompute_positions(params['decoder'], grid, self.decoder_width)
             params, notes = params | {'decoder': decoder}, [*notes, *(f'decoder/{n}' for n in more)]
         return params, notes
 
     def _transformer(self, depth: int, num_heads: int, mlp_dim: int) -> Callable[..., Encoder]:
-        """A function that makes blocks and a final norm, given their name."""
+        """Make a factory of blocks and a final norm, called with `name`."""
         shared: dict[str, Any] = {'norm_eps': self.norm_eps, 'dtype': jnp.dtype(self.dtype)}
         block = functools.partial(
             Block,
@@ -180,25 +180,25 @@ class Model(base.Model):
         return functools.partial(Encoder, block, depth, scan=self.scan, remat=self.remat, **shared)
 
     def _noise(self, batch: int, patches: int) -> Float[Array, 'B N']:
-        """Noise, uniform on [0, 1), drawn independently for each example."""
+        """Draw noise, uniform on [0, 1), independently for each example."""
         keys = example_keys(self.make_rng('mask'), batch)
         return jax.vmap(lambda key: jax.random.uniform(key, (patches,)))(keys)
 
-    def _num_seen(self, patches: int) -> int:
-        seen = int(patches * (1 - self.mask_ratio))
-        if not seen:
+    def _count_visible(self, patches: int) -> int:
+        visible = int(patches * (1 - self.mask_ratio))
+        if not visible:
             raise UserError(
                 f'mask_ratio {self.mask_ratio} leaves none of {patches} patches to be seen: lower '
                 'it, or choose smaller patches'
             )
-        return seen
+        return visible
 
 
 class VisibleEncoder(nn.Module):
     """A ViT without pooling on some of the patches; its parameters have the names of a ViT's.
 
     Attributes:
-      transformer: makes the blocks and the final norm, given their name.
+      transformer: factory of the blocks and the final norm, called with `name`.
       patch_size: side of a patch in pixels.
       width: token width.
       dtype: computation dtype.
@@ -213,25 +213,25 @@ class VisibleEncoder(nn.Module):
 
     @nn.compact
     def __call__(
-        self, images: Float[Array, 'B H W C'], seen: Int[Array, 'B K'] | None, train: bool
+        self, images: Float[Array, 'B H W C'], visible: Int[Array, 'B K'] | None, train: bool
     ) -> Float[Array, 'B _ D']:
-        """Tokens of the class token and the patches of indices `seen`, or of all if it is None."""
+        """Encode the class token and the patches of indices `visible`; None for all."""
         _, height, width, _ = images.shape
         grid = patch_grid(height, width, self.patch_size)
         table = positions.fixed(self, fixed_positions(grid, self.width)).astype(self.residual)
         x = PatchEmbed(self.patch_size, self.width, self.dtype, name='patch_embed')(images)
         x = x.astype(self.residual) + table[:, 1:]
-        if seen is not None:
-            x = jnp.take_along_axis(x, seen[..., None], axis=1)
+        if visible is not None:
+            x = jnp.take_along_axis(x, visible[..., None], axis=1)
         token = self.param('cls_token', _token_init, (1, 1, self.width)).astype(self.residual)
         token = jnp.broadcast_to(token + table[:, :1], (len(x), 1, self.width))
         return self.transformer(name='encoder')(jnp.concatenate([token, x], axis=1), train)
 
 
 class Decoder(nn.Module):
-    """A decoder from tokens of the visible patches, and a mask token for every other, to pixels.
+    """Decoder from tokens of the visible patches, and a mask token for every other, to pixels.
 
-    The attributes are those of `VisibleEncoder`.
+    It has the attributes of `VisibleEncoder`.
     """
 
     transformer: Callable[..., nn.Module]
@@ -249,14 +249,14 @@ class Decoder(nn.Module):
         channels: int,
         train: bool,
     ) -> Float[Array, 'B N P']:
-        """The values of every patch.
+        """Predict the values of every patch.
 
         Args:
-          tokens: of the class token and the visible patches.
+          tokens: encoded class token and visible patches.
           places: index of every patch among the visible ones, K or more if it is hidden.
           grid: rows and columns of patches.
-          channels: of the images.
-          train: passed to the blocks.
+          channels: number of channels of the images.
+          train: whether dropout acts.
         """
         x = Dense(self.width, dtype=self.dtype, name='embed')(tokens).astype(self.residual)
         token = self.param('mask_token', _token_init, (1, 1, self.width)).astype(self.residual)
@@ -273,12 +273,12 @@ class Decoder(nn.Module):
 
 
 def fixed_positions(grid: tuple[int, int], dim: int) -> Float32[np.ndarray, 'N D']:
-    """Sine-cosine positions of the patches; the row of the class token is 0."""
+    """Compute sine-cosine positions of the patches; the row of the class token is 0."""
     return np.pad(positions.sincos2d(*grid, dim, endpoint=False), ((1, 0), (0, 0)))
 
 
-def _repositioned(params: Params, grid: tuple[int, int], width: int) -> Resized:
-    """The parameters with a `pos_embed` for this grid, and a note if it was for another."""
+def _recompute_positions(params: Params, grid: tuple[int, int], width: int) -> Resized:
+    """Compute `pos_embed` for this grid, with a note if it was for a different one."""
     table, old = fixed_positions(grid, width)[None], params.get('pos_embed')
     # Different grids with as many patches have tables of equal shape.
     if old is None or (old.shape == table.shape and np.allclose(old, table, atol=1e-4)):

@@ -109,7 +109,7 @@ class Model(base.Model):
     def __call__(
         self, images: Float[Array, 'B H W C'], train: bool = False
     ) -> dict[str, Float[Array, 'B *rest']]:
-        """Class scores of normalized images.
+        """Classify normalized images.
 
         Returns:
           tokens: [B N D] after the final norm, one for each patch, row by row.
@@ -143,14 +143,14 @@ class Model(base.Model):
         return outputs
 
     def _embed(self, images: Array, train: bool, dtype: Any) -> Array:
-        """The tokens before the first block."""
+        """Embed images as the tokens before the first block."""
         x = PatchEmbed(self.patch_size, self.width, dtype, name='patch_embed')(images)
         return Dropout(self.dropout)(x, train)
 
     def collect_hidden_states(
         self, collection: Mapping[str, Any], images: Float[Array, 'B H W C'], *others: Any
     ) -> list[HiddenState]:
-        """The states of the blocks in a call with these images."""
+        """Collect the states of the blocks in a call with these images."""
         del others
         grid = patch_grid(images.shape[1], images.shape[2], self.patch_size)
         return [
@@ -159,24 +159,24 @@ class Model(base.Model):
         ]
 
     def final_norm_of(self, params: Mapping[str, Any]) -> Callable[[Array], Array] | None:
-        """The norm after the last block."""
+        """Bind the norm after the last block."""
         return bind_norm('layer', self.norm_eps, self.dtype, params['encoder'].get('norm'))
 
     def layer_order(self) -> tuple[str, ...]:
-        """Patterns of the layers' parameters from the image on: the embedding, then each block."""
+        """List patterns of the layers' parameters in order: the embedding, then each block."""
         return '^patch_embed/', *(f'^encoder/block_{i}/' for i in range(self.depth))
 
     def parameter_pictures(
         self, params: Mapping[str, Any], image_size: Size | None
     ) -> list[ParameterPictures]:
-        """Weights of the units that mix patches, as in figure 5, and the filters of patches."""
-        grid, found = require_grid(image_size, self.patch_size), []
+        """Draw weights of the units that mix patches, as in figure 5, and the patches' filters."""
+        grid, pictures = require_grid(image_size, self.patch_size), []
         for i in range(min(self.depth, PICTURED)):
             units = np.asarray(params['encoder'][f'block_{i}']['token_mixing']['fc1']['kernel'])
             name = f'encoder/block_{i}/token_mixing/fc1/kernel'
-            pictures = units.T.reshape(-1, *grid)
-            found.append(ParameterPictures(name, pictures, 'unit', 'weights of the patches'))
-        return [*found, *embedding_filters(params)]
+            weights = units.T.reshape(-1, *grid)
+            pictures.append(ParameterPictures(name, weights, 'unit', 'weights of the patches'))
+        return [*pictures, *embedding_filters(params)]
 
     def resize_params(
         self, params: Params, old_size: Size | None, new_size: Size, method: str = 'bilinear'

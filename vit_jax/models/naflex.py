@@ -35,8 +35,8 @@ class Model(vit.Model):
 
     Attributes:
       pos_grid: rows and columns of the table of positions, parameter `pos_embed`.
-      kernel_size: side in pixels of the kernel that is resized to the patches, of any size, as
-        FlexiViT's of 32; None for patches of `patch_size` alone. Images are cut by `patch_size`.
+      kernel_size: side in pixels of the kernel, such as FlexiViT's 32, which is resized to patches
+        of any size; None for only patches of `patch_size`. Images are cut by `patch_size`.
       patch_dropout: share of each image's patches that training leaves out.
     """
 
@@ -75,24 +75,24 @@ class Model(vit.Model):
         mask: Bool[Array, 'B N'] | None = None,
         masked: Bool[Array, 'B N'] | None = None,
     ) -> dict[str, Float[Array, 'B *rest']]:
-        """Class scores of normalized images, each as if it were alone and without padding.
+        """Classify normalized images; padding and other images have no effect.
 
         Args:
-          images: normalized.
+          images: normalized images.
           train: whether dropout acts, also on patches.
           mask: false for patches to leave out in addition to the padding.
-          masked: as of the model `vit`.
+          masked: true for patches to replace by `mask_token`, see the model `vit`.
 
         Returns:
-          As the model `vit`; tokens beyond those of the image are not defined.
+          The outputs of the model `vit`; tokens of padding are not defined.
         """
         dtype, first = jnp.dtype(self.dtype), self.prefix_tokens
         images = images if isinstance(images, Sequences) else self._cut(images)
         x, real = self._embed(images, masked, train, dtype), images.real
         real = real if mask is None else real & mask
         if train and self.patch_dropout:
-            kept, real = PatchDropout(self.patch_dropout)(x[:, first:], real)
-            x = jnp.concatenate([x[:, :first], kept], axis=1)
+            patches, real = PatchDropout(self.patch_dropout)(x[:, first:], real)
+            x = jnp.concatenate([x[:, :first], patches], axis=1)
         # Tokens before the patches are always real.
         segments = jnp.pad(real.astype(int), ((0, 0), (first, 0)), constant_values=1)
         tokens = self._encoder(dtype, None)(x, train, segments)
@@ -101,7 +101,7 @@ class Model(vit.Model):
     def attention_maps(
         self, intermediates: Mapping[str, Any], images: Float[Array, 'B H W C'] | Sequences
     ) -> list[AttentionMap]:
-        """Attention maps of images whose grids are that of the first, without padding."""
+        """Collect attention maps of images with the first one's grid, without padding."""
         if not isinstance(images, Sequences):
             return super().attention_maps(intermediates, images)
         rows, columns = map(int, images.grid[0])
@@ -116,7 +116,7 @@ class Model(vit.Model):
         images: Float[Array, 'B H W C'] | Sequences,
         *others: Any,
     ) -> list[HiddenState]:
-        """The states of the encoder's layers; of sequences without a grid, as each has its own."""
+        """Collect the states of the encoder's layers; sequences have no common grid."""
         if not isinstance(images, Sequences):
             return super().collect_hidden_states(collection, images)
         size = (1, self.patch_size, self.patch_size, 1)
@@ -126,12 +126,12 @@ class Model(vit.Model):
     def parameter_pictures(
         self, params: Mapping[str, Any], image_size: base.Size | None
     ) -> list[ParameterPictures]:
-        """The pictures of the model `vit`, with the table of positions as it is."""
+        """Draw the pictures of the model `vit`, with the unchanged table of positions."""
         del image_size
         return super().parameter_pictures(params, self.own_size)
 
     def _cut(self, images: Array) -> Sequences:
-        """The sequences of images of one size."""
+        """Cut images of one size into sequences."""
         _, height, width, _ = images.shape
         grid = jnp.array(patch_grid(height, width, self.patch_size))
         values = patchify(images, self.patch_size)
@@ -151,9 +151,9 @@ class Model(vit.Model):
         first, side = self.positioned_tokens, self.pos_grid
         table = learned(self, first + side**2, self.width, self.positions.std)
         of_patches = table[0, first:].reshape(side, side, -1)
-        placed = resized(of_patches, images.grid, tokens - first)
-        before = jnp.broadcast_to(table[:, :first], (len(placed), first, self.width))
-        return jnp.concatenate([before, placed], axis=1)
+        stretched = resized(of_patches, images.grid, tokens - first)
+        prefix = jnp.broadcast_to(table[:, :first], (len(stretched), first, self.width))
+        return jnp.concatenate([prefix, stretched], axis=1)
 
 
 class _FlexiblePatchEmbed(PatchEmbed):

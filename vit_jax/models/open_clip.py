@@ -1,7 +1,7 @@
 """Towers of OpenCLIP: the model `siglip` with any ViT for images, and texts as in CLIP or SigLIP.
 
-Cherti et al., 2023, arXiv:2212.07143; the towers are those of EVA-02 CLIP (arXiv:2303.11331),
-Perception Encoder (arXiv:2504.13181) and SigLIP (arXiv:2303.15343), for example.
+Cherti et al., 2023, arXiv:2212.07143; for example, the towers of EVA-02 CLIP (arXiv:2303.11331),
+Perception Encoder (arXiv:2504.13181) and SigLIP (arXiv:2303.15343).
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ HEADS = ('image', 'text', 'logits')
 
 
 class Model(siglip.Model):
-    """The model `siglip` whose image tower has the options of a ViT of its own.
+    """The model `siglip` whose image tower may have any options of a ViT.
 
     Attributes:
-      pool: of the image tower, as of the model `vit`.
-      image_options: of the image tower beyond its shape, as of the model `vit`: 'vit(block={"mlp":
-        "swiglu"})', for example.
-      causal, eos: of the text tower, see the model `text_encoder`.
+      pool: pooling of the image tower, see `pool.kind` of the model `vit`.
+      image_options: options of the image tower beyond its shape, see the model `vit`; for example
+        'vit(block={"mlp": "swiglu"})'.
+      causal, eos: options of the text tower, see the model `text_encoder`.
       no_bias: heads without biases: some of 'image', 'text' and 'logits'.
-      init_scale: at the start; training keeps it at most at 100, as in CLIP.
-      gelu, norm_eps: of the text tower, and of the image tower unless `image_options` has others.
+      init_scale: initial scale; training limits it to 100, as in CLIP.
+      gelu, norm_eps: options of the text tower, and of the image tower unless `image_options` sets
+        them.
 
     Raises:
-      UserError: as `siglip`, or if an option is none of a ViT.
+      UserError: as in `siglip`, or for an option that a ViT does not have.
     """
 
     pool: str = 'cls'
@@ -52,7 +53,7 @@ class Model(siglip.Model):
         check_eos(self.eos, self.vocab_size)
         for part in self.no_bias:
             check_choice('part of no_bias', part, HEADS)
-        self._options_of_images()
+        self._parse_image_options()
         super().__post_init__()
 
     def has_bias(self, part: str) -> bool:
@@ -61,10 +62,11 @@ class Model(siglip.Model):
 
     @property
     def end_of_text(self) -> int | None:
-        """As in `text_encoder`."""
+        """The id that texts have to end with; None if they need none."""
         return self.eos if isinstance(self.eos, int) else None
 
-    def _options_of_images(self) -> dict[str, Any]:
+    def _parse_image_options(self) -> dict[str, Any]:
+        """Parse `image_options`, and check names and types."""
         node = signatures.parse_call(self.image_options, 'image_options')
         if signatures.function_name(node) != 'vit':
             raise UserError(f'image_options={self.image_options!r}: write it as vit(...)')
@@ -80,7 +82,7 @@ class Model(siglip.Model):
 
     @property
     def _image_fields(self) -> dict[str, Any]:
-        return regroup(vit.Model, super()._image_fields, self._options_of_images())
+        return regroup(vit.Model, super()._image_fields, self._parse_image_options())
 
     @property
     def _text_fields(self) -> dict[str, Any]:

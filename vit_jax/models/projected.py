@@ -1,4 +1,4 @@
-"""A ViT whose representation is also projected to another width, such as that of a teacher."""
+"""A ViT whose representation is also projected to another width, such as a teacher's."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from vit_jax.nn.options import defaults, regroup
 
 
 class Model(vit.Model):
-    """ViT with a linear projection for `distill`; the fields are those of `vit` and one more.
+    """ViT with a linear projection for `distill`, and one more field than `vit`.
 
     Attributes:
-      projection: width of the projection, that of the teacher's features.
+      projection: width of the projection, equal to the width of the teacher's features.
 
     Raises:
-      UserError: if the width is not positive, or as for `vit`.
+      UserError: if the width is not positive, or as in `vit`.
     """
 
     projection: int = 768
@@ -40,12 +40,12 @@ class Model(vit.Model):
         mask: Bool[Array, 'B N'] | None = None,
         masked: Bool[Array, 'B N'] | None = None,
     ) -> dict[str, Float[Array, 'B *rest']]:
-        """The outputs of a ViT, and `projected` [B projection] in float32, of `pre_logits`."""
+        """Apply the ViT, and add `projected` [B projection] in float32, from `pre_logits`."""
         outputs = super().__call__(images, train, mask=mask, masked=masked)
         layer = nn.Dense(self.projection, dtype=jnp.float32, name='projection')
         return outputs | {'projected': layer(outputs['pre_logits'])}
 
     def transferable(self) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """Keywords of `config.model` for the ViT alone, and the names of its parameters."""
+        """Describe the ViT: keywords of `config.model`, and parameter names."""
         fields = {name: getattr(self, name) for name in defaults(vit.Model)}
         return {'name': 'vit', **regroup(vit.Model, fields)}, vit.parameter_names(**fields)

@@ -27,20 +27,20 @@ ATTENTIONS = ('additive', 'dot_product', 'scaled_dot_product')
 
 
 class State(NamedTuple):
-    """The state of a layer, carried from token to token."""
+    """State of a layer, carried from token to token."""
 
     hidden: Float[Array, 'B D']
     cell: Float[Array, 'B D']
 
 
 class Memory(NamedTuple):
-    """The decoder's initial state and the encoded source; with newer states, its cache.
+    """Initial state of the decoder and encoded source; with newer states, its cache.
 
     Axis 0 of every array is the sentence.
 
     Attributes:
-      states: of the decoder's layers; at first h = tanh(W_s h<-_1), with the backward state of the
-        encoder's layer at the first token, and c = 0.
+      states: states of the decoder's layers; at first h = tanh(W_s h<-_1), with the backward state
+        of the encoder's layer at the first token, and c = 0.
       tokens: annotations h of the source: both directions of the last layer.
       keys: annotations projected for the attention.
       mask: true where the source is not padding.
@@ -60,17 +60,17 @@ class Model(base.EncoderDecoder):
     `decoder`.
 
     Attributes:
-      vocab_size: V, of source and target together.
-      width: D, of a state; an annotation has both directions, 2D.
-      embed_dim: E, of a token.
+      vocab_size: V, number of ids of source and target together.
+      width: D, width of a state; an annotation has both directions, 2D.
+      embed_dim: E, token width.
       depth: layers of the encoder, and of the decoder.
       attention: 'additive', 'dot_product' or 'scaled_dot_product'.
-      dropout: on embeddings, between layers and before the scores.
-      tied: one matrix for both embeddings and for the scores.
+      dropout: dropout rate of embeddings, between layers and before the scores.
+      tied: whether both embeddings and the scores share one matrix.
       dtype: computation dtype. Parameters, softmax and logits stay float32.
 
     Raises:
-      UserError: if a field has no such value.
+      UserError: for an invalid field.
     """
 
     vocab_size: int
@@ -111,12 +111,12 @@ class Model(base.EncoderDecoder):
     def decode(
         self, memory: Memory, target_in: Int[Array, 'B T'], train: bool = False
     ) -> Float[Array, 'B T V']:
-        """Scores of every next token, given the true ones before it."""
+        """Score every next token, given the true ones before it."""
         x = self.drop(self.embed.target(target_in), train)
         return self.embed.logits(self.decoder(x, memory, train))
 
     def init_cache(self, memory: Memory, max_len: int) -> Memory:
-        """The decoder's state before its first step, which does not depend on `max_len`."""
+        """Return the decoder's state before its first step, which does not depend on `max_len`."""
         return memory
 
     def decode_step(
@@ -125,7 +125,7 @@ class Model(base.EncoderDecoder):
         """Read the next token of the target shifted right; its position is ignored.
 
         Returns:
-          The scores of the next token, equal to those of `decode`, and the next step's cache.
+          The scores of the next token, equal to the ones of `decode`, and the next step's cache.
         """
         x, cache = self.decoder.step(self.embed.target(token), cache)
         return self.embed.logits(x), cache
@@ -136,7 +136,7 @@ class Model(base.EncoderDecoder):
         source: Int[Array, 'B S'],
         target_in: Int[Array, 'B T'],
     ) -> list[AttentionMap]:
-        """The alignment of target and source, from the `intermediates` of a call with them."""
+        """Collect the alignment of target and source from the `intermediates` of a call."""
         (weights,) = intermediates['decoder']['attention']
         return [AttentionMap('decoder/cross', weights, target_in.shape[1:], source.shape[1:])]
 
@@ -154,7 +154,7 @@ class BiLSTM(nn.Module):
     def __call__(
         self, x: Float[Array, 'B S E'], mask: Bool[Array, 'B S']
     ) -> tuple[Float[Array, 'B S H'], Float[Array, 'B D']]:
-        """Hidden states [forward; backward] of width 2D, and the backward one of token 0."""
+        """Compute hidden states [forward; backward], 2D wide, and the backward one of token 0."""
         backward = self.backward(x, mask, reverse=True)
         return jnp.concatenate([self.forward(x, mask), backward], axis=-1), backward[:, 0]
 
@@ -173,23 +173,23 @@ class LSTM(nn.Module):
     def __call__(
         self, x: Float[Array, 'B N E'], mask: Bool[Array, 'B N'], reverse: bool = False
     ) -> Float[Array, 'B N D']:
-        """The hidden states in the order of the tokens, from an initial state of zeros.
+        """Compute the hidden states in the order of the tokens, from an initial state of zeros.
 
         Args:
           x: inputs.
           mask: true where a token is not padding; padding does not change the state, so that the
             reverse direction has a zero state at the last token.
-          reverse: run from the last token to the first.
+          reverse: whether to run from the last token to the first.
         """
         recurrent = self.recurrent.astype(self.dtype)
 
         def step(state: State, inputs: tuple[Array, Array]) -> tuple[State, Array]:
             gates, real = inputs
             new = next_state(gates, state, recurrent)
-            kept = State(
+            state = State(
                 *(jnp.where(real[:, None], *pair) for pair in zip(new, state, strict=True))
             )
-            return kept, kept.hidden
+            return state, state.hidden
 
         # The inputs' contribution to the gates is one matmul for all tokens.
         inputs = self.input(x).swapaxes(0, 1), mask.T
@@ -197,22 +197,22 @@ class LSTM(nn.Module):
         return hidden.swapaxes(0, 1)
 
     def step(self, x: Float[Array, 'B E'], state: State) -> State:
-        """The state after one more token."""
+        """Compute the state after one more token."""
         return next_state(self.input(x), state, self.recurrent.astype(self.dtype))
 
     def zero(self, batch: int) -> State:
-        """The state before anything was read."""
+        """Make the state before the first token."""
         zeros = jnp.zeros((batch, self.width), self.dtype)
         return State(zeros, zeros)
 
 
 def next_state(gates: Float[Array, 'B G'], state: State, recurrent: Float[Array, 'D G']) -> State:
-    """The next state, given gates (input, forget, candidate, output) before their nonlinearities.
+    """Compute the next state from gates (input, forget, candidate, output) before nonlinearities.
 
         c' = sigmoid(f) c + sigmoid(i) tanh(g)
         h' = sigmoid(o) tanh(c')
 
-    `gates` is the contribution of the input; that of the hidden state, h R, is added here.
+    `gates` is the contribution of the input; the function adds the hidden state's, h R.
     """
     i, f, g, o = jnp.split(gates + state.hidden @ recurrent, 4, axis=-1)
     cell = jax.nn.sigmoid(f) * state.cell + jax.nn.sigmoid(i) * jnp.tanh(g)
@@ -222,8 +222,8 @@ def next_state(gates: Float[Array, 'B G'], state: State, recurrent: Float[Array,
 class Attention(nn.Module):
     """Attention of decoder states to annotations h; see `vit_jax.nn.attention` for the scores.
 
-    Keys are U h, so that `dot_product` is Luong's `general`, which, unlike his `dot`, lets the two
-    widths differ. Additive attention projects queries too and has a vector `v`.
+    Keys are U h, so that `dot_product` is Luong's `general`, which, unlike `dot`, lets the two
+    widths differ. Additive attention also projects queries, and has a vector `v`.
     """
 
     kind: str
@@ -237,21 +237,21 @@ class Attention(nn.Module):
             self.v = self.param('v', nn.initializers.normal(self.width**-0.5), (self.width,))
 
     def project(self, tokens: Float[Array, 'B S H']) -> Float[Array, 'B S D']:
-        """The keys, shared by all steps."""
+        """Project annotations to the keys of all steps."""
         return self.key(tokens)
 
     def __call__(
         self, state: Float[Array, 'B D'], memory: Memory
     ) -> tuple[Float[Array, 'B H'], Float[Array, 'B S']]:
-        """(context, weights) of a step."""
-        looked_at = memory.keys, memory.tokens
+        """Compute (context, weights) of a step."""
+        annotations = memory.keys, memory.tokens
         query = state[:, None]
         if self.kind == 'additive':
             v = self.v.astype(self.dtype)
-            found = attention.additive(self.query(query), *looked_at, v, memory.mask)
+            outputs = attention.additive(self.query(query), *annotations, v, memory.mask)
         else:
-            found = getattr(attention, self.kind)(query, *looked_at, memory.mask)
-        context, weights = (x[:, 0] for x in found)
+            outputs = getattr(attention, self.kind)(query, *annotations, memory.mask)
+        context, weights = (x[:, 0] for x in outputs)
         return context, weights
 
 
@@ -279,7 +279,7 @@ class Decoder(nn.Module):
     def start(
         self, tokens: Float[Array, 'B S H'], firsts: list[Array], mask: Bool[Array, 'B 1 S']
     ) -> Memory:
-        """The state before the first token; `firsts` are the encoder's, one [B D] a layer."""
+        """Make the state before the first token from the encoder's `firsts`, [B D] of a layer."""
         hidden = [jnp.tanh(bridge(h)) for bridge, h in zip(self.bridge, firsts, strict=True)]
         states = tuple(State(h, jnp.zeros_like(h)) for h in hidden)
         return Memory(states, tokens, self.cross.project(tokens), mask)
@@ -287,7 +287,7 @@ class Decoder(nn.Module):
     def __call__(
         self, x: Float[Array, 'B T E'], memory: Memory, train: bool = False
     ) -> Float[Array, 'B T E']:
-        """The readout of every step. Keeps the weights [B 1 T S]."""
+        """Read out every step, and keep the weights [B 1 T S]."""
         scanned = nn.scan(
             lambda decoder, states, x: decoder._advance(states, x, memory, train),
             variable_broadcast='params',
@@ -295,19 +295,19 @@ class Decoder(nn.Module):
             in_axes=1,
             out_axes=1,
         )
-        _, (found, weights) = scanned(self, memory.states, x)
+        _, (features, weights) = scanned(self, memory.states, x)
         keep(self, weights[:, None])
-        return self._read_out(found, train)
+        return self._read_out(features, train)
 
     def step(self, x: Float[Array, 'B E'], memory: Memory) -> tuple[Float[Array, 'B E'], Memory]:
-        """The readout of one step, and the memory with the states after it."""
-        states, (found, _) = self._advance(memory.states, x, memory, train=False)
-        return self._read_out(found, train=False), memory._replace(states=states)
+        """Read out one step, and return also the memory with the states after it."""
+        states, (features, _) = self._advance(memory.states, x, memory, train=False)
+        return self._read_out(features, train=False), memory._replace(states=states)
 
     def _advance(
         self, states: tuple[State, ...], x: Array, memory: Memory, train: bool
     ) -> tuple[tuple[State, ...], tuple[Array, Array]]:
-        """The next states, and ([hidden; context], weights)."""
+        """Compute the next states, and ([hidden; context], weights)."""
         by_previous = self.attention == 'additive'
         if by_previous:
             context, weights = self.cross(states[-1].hidden, memory)
@@ -321,5 +321,5 @@ class Decoder(nn.Module):
             context, weights = self.cross(hidden, memory)
         return tuple(new), (jnp.concatenate([hidden, context], axis=-1), weights)
 
-    def _read_out(self, found: Array, train: bool) -> Array:
-        return self.drop(jnp.tanh(self.readout(found)), train)
+    def _read_out(self, features: Array, train: bool) -> Array:
+        return self.drop(jnp.tanh(self.readout(features)), train)

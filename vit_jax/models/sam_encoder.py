@@ -40,7 +40,7 @@ class Model(base.Model):
     """SAM's image encoder. The images have the size that the model was initialized with.
 
     Attributes:
-      num_classes: outputs of the head, on the mean of the features; None or 0 leaves the head out.
+      num_classes: outputs of the head on the mean of the features; None or 0 leaves the head out.
       patch_size: side of a patch in pixels.
       width: width of a token.
       depth: number of blocks.
@@ -50,16 +50,16 @@ class Model(base.Model):
       global_blocks: numbers of the blocks, from 0, that attend to the whole image.
       posemb: whether learned positions are added to the tokens: 'learn' or 'none'.
       neck: channels of the convolutions after the blocks; None for a layer norm instead.
-      dropout: after the positions and each dense layer of an MLP.
+      dropout: dropout rate after the positions and each dense layer of an MLP.
       drop_path: stochastic depth of the last block, rising linearly from 0 at the first.
       head_bias: initial value of the head's biases.
       gelu: 'tanh' (approximate), 'erf' (exact) or 'quick'.
-      norm_eps: added to the variance in the blocks' norms.
+      norm_eps: value added to the variance in the blocks' norms.
       remat: recomputation in the backward pass: False, 'dots', 'names' or 'nothing' (True).
       dtype: computation dtype. Parameters, layer norm statistics and softmax stay float32.
 
     Raises:
-      UserError: if a field has no such value, or images do not fit the patches or `pos_embed`.
+      UserError: for an invalid field, or images that do not fit the patches or `pos_embed`.
     """
 
     num_classes: int | None = None
@@ -96,7 +96,7 @@ class Model(base.Model):
     def __call__(
         self, images: Float[Array, 'B H W C'], train: bool = False
     ) -> dict[str, Float[Array, 'B *rest']]:
-        """Features of normalized images.
+        """Compute features of normalized images.
 
         Returns:
           features: [B h w D], a vector for each patch after the neck.
@@ -125,7 +125,7 @@ class Model(base.Model):
         return outputs
 
     def _embed(self, images: Array, train: bool, dtype: Any) -> Array:
-        """The tokens before the first block, [B h w D]."""
+        """Embed images as the tokens before the first block, [B h w D]."""
         grid = patch_grid(images.shape[1], images.shape[2], self.patch_size)
         x = PatchEmbed(self.patch_size, self.width, dtype, name='patch_embed')(images)
         if self.posemb == 'learn':
@@ -143,7 +143,7 @@ class Model(base.Model):
     def attention_maps(
         self, intermediates: Mapping[str, Any], images: Float[Array, 'B H W C']
     ) -> list[AttentionMap]:
-        """Attention maps of the blocks that attend to the whole image."""
+        """Collect attention maps of the blocks that attend to the whole image."""
         grid = patch_grid(images.shape[1], images.shape[2], self.patch_size)
         maps = {
             f'block_{i}': intermediates[f'block_{i}']['attention']['attention'][0]
@@ -154,7 +154,7 @@ class Model(base.Model):
     def collect_hidden_states(
         self, collection: Mapping[str, Any], images: Float[Array, 'B H W C'], *others: Any
     ) -> list[HiddenState]:
-        """The tokens before the first block and after each of them."""
+        """Collect the tokens before the first block and after each block."""
         del images, others
         blocks = ((f'block_{i}', collection[f'block_{i}']['tokens'][0]) for i in range(self.depth))
         return [
@@ -163,19 +163,20 @@ class Model(base.Model):
         ]
 
     def layer_order(self) -> tuple[str, ...]:
-        """Patterns of the layers' parameters from the image on: the embeddings, then each block."""
+        """List patterns of the layers' parameters in order: the embeddings, then each block."""
         return '^(patch_embed|pos_embed)(/|$)', *(f'^block_{i}/' for i in range(self.depth))
 
     def resize_params(
         self, params: Params, old_size: Size | None, new_size: Size, method: str = 'bilinear'
     ) -> Resized:
-        """The parameters for images of another size.
+        """Resize the parameters for images of another size.
 
         Positions are resized by `method`, the tables of relative positions of the blocks that
         attend to the whole image linearly, as in the authors' code.
 
         Raises:
-          UserError: if the images cannot be cut into patches, or the old patches form no square.
+          UserError: if the images cannot be cut into patches, or the old patches do not form a
+            square.
         """
         grid = patch_grid(*new_size, self.patch_size)
         notes: list[str] = []
@@ -185,7 +186,7 @@ class Model(base.Model):
         lengths = {name: 2 * side - 1 for name, side in zip(_TABLES, grid, strict=True)}
         is_global = [f'block_{i}' for i in self.global_blocks]
 
-        def resized(path: tuple[Any, ...], leaf: Any) -> Any:
+        def resize_leaf(path: tuple[Any, ...], leaf: Any) -> Any:
             block, name = str(path[0].key), str(path[-1].key)
             length = lengths.get(name)
             if block not in is_global or length in (None, len(leaf)):
@@ -194,14 +195,14 @@ class Model(base.Model):
             return resize.grid(np.asarray(leaf)[:, None], (length, 1), 'linear')[:, 0]
 
         changed: list[str] = []
-        params = jax.tree_util.tree_map_with_path(resized, params)
+        params = jax.tree_util.tree_map_with_path(resize_leaf, params)
         if changed:
             notes = [*notes, f'relative positions: resized to {grid[1]} x {grid[0]} patches']
         return params, notes
 
 
 class Block(nn.Module):
-    """A pre-norm block whose attention stays within windows, or sees the whole map.
+    """A pre-norm block whose attention is limited to windows, or covers the whole map.
 
     Windows that reach beyond the map are filled with zeros after the norm, which are attended to.
 
@@ -278,7 +279,7 @@ class Attention(MultiHeadAttention):
         q = query.reshape(*query.shape[:-2], *self.grid, self.size)
         down = jnp.einsum('...hwk,hjk->...hwj', q, rows, preferred_element_type=jnp.float32)
         right = jnp.einsum('...hwk,wjk->...hwj', q, columns, preferred_element_type=jnp.float32)
-        own = down[..., :, None] + right[..., None, :]
-        tokens = query.shape[-2]
-        own = own.reshape(*query.shape[:-1], tokens)
-        return super()._attend(query, memory, mask, own if bias is None else bias + own, train)
+        relative = down[..., :, None] + right[..., None, :]
+        relative = relative.reshape(*query.shape[:-1], query.shape[-2])
+        bias = relative if bias is None else bias + relative
+        return super()._attend(query, memory, mask, bias, train)

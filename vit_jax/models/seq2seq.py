@@ -1,7 +1,7 @@
 """The encoder-decoder Transformer of Vaswani et al., 2017, arXiv:1706.03762.
 
 Tokens are integers; 0 is padding, which is masked in the source. The decoder reads the target
-shifted right, so that its output at t is the score of token t given those before it.
+shifted right, so that its output at t is the score of token t given the earlier ones.
 """
 
 import functools
@@ -31,7 +31,7 @@ from vit_jax.nn.maps import AttentionMap, collect
 from vit_jax.nn.positions import LAYOUTS, sincos1d
 from vit_jax.nn.stochastic import Dropout
 
-# name: width, depth, mlp_dim, num_heads, dropout; base and big are those of table 3.
+# name: width, depth, mlp_dim, num_heads, dropout; base and big are from table 3.
 VARIANTS = {
     'tiny': (128, 4, 256, 4, 0.1),
     'base': (512, 6, 2048, 8, 0.1),
@@ -40,7 +40,7 @@ VARIANTS = {
 
 
 def variant(name: str) -> dict[str, int | float]:
-    """Keywords of `Model` for a name of VARIANTS.
+    """Look up keywords of `Model` for a name of VARIANTS.
 
     Raises:
       UserError: if there is no such variant.
@@ -57,23 +57,23 @@ class Model(base.EncoderDecoder):
     `decode_step`, called as `model.apply(variables, ..., method='encode')`.
 
     Attributes:
-      vocab_size: V, of source and target together.
+      vocab_size: V, number of ids of source and target together.
       width: D, token width.
       depth: N, blocks of the encoder and blocks of the decoder.
       num_heads: attention heads; divides width.
       mlp_dim: hidden width of the feed-forward layers.
       norm: 'post', as in the paper, or 'pre', which has a final layer norm after both stacks.
       positions: 'interleaved' sines and cosines, as in the paper, or 'concatenated' ones.
-      dropout: on the sums of embedding and position, and on each branch before it is added.
-      attention_dropout: dropout of the attention weights.
-      activation: of the feed-forward layers: 'relu', 'gelu' (exact) or 'swish'.
-      tied: one matrix for both embeddings and for the scores, as in section 3.4.
-      norm_eps: added to the variance in layer norms.
+      dropout: dropout rate of the sums of embedding and position, and of each branch.
+      attention_dropout: dropout rate of the attention weights.
+      activation: activation of the feed-forward layers: 'relu', 'gelu' (exact) or 'swish'.
+      tied: whether both embeddings and the scores share one matrix, as in section 3.4.
+      norm_eps: value added to the variance in layer norms.
       dtype: computation dtype. Parameters, layer norm statistics, softmax and logits stay float32.
       attention: implementation: 'xla', 'pallas', 'cudnn' or 'auto'; see the model `vit`.
 
     Raises:
-      UserError: if a field has no such value.
+      UserError: for an invalid field.
     """
 
     vocab_size: int
@@ -126,7 +126,7 @@ class Model(base.EncoderDecoder):
         self.drop = Dropout(self.dropout)
 
     def layer_order(self) -> tuple[str, ...]:
-        """Patterns of the layers' parameters: embeddings, the encoder's blocks, the decoder's.
+        """List patterns of the layers' parameters: embeddings, the encoder's blocks, the decoder's.
 
         The encoder's final norm goes with its last block.
         """
@@ -147,14 +147,14 @@ class Model(base.EncoderDecoder):
     def decode(
         self, memory: Memory, target_in: Int[Array, 'B T'], train: bool = False
     ) -> Float[Array, 'B T V']:
-        """Scores of every next token, given the true ones before it."""
+        """Score every next token, given the true ones before it."""
         tokens = target_in.shape[1]
         x = self._add_positions(self.embed.target(target_in), self._position_table(tokens))
         x = self.decoder(self.drop(x, train), memory, train)
         return self.embed.logits(x)
 
     def init_cache(self, memory: Memory, max_len: int) -> Cache:
-        """The decoder's state before its first step, with room for `max_len` tokens."""
+        """Make the decoder's state before its first step, with room for `max_len` tokens."""
         return self.decoder.start(memory, max_len)
 
     def decode_step(
@@ -163,7 +163,7 @@ class Model(base.EncoderDecoder):
         """Read the token at `position` of the target shifted right, bos at 0.
 
         Returns:
-          The scores of the next token, equal to those of `decode`, and the next step's cache.
+          The scores of the next token, equal to the ones of `decode`, and the next step's cache.
         """
         row = self._position_table(cache.max_len)[position]
         x, cache = self.decoder.step(
@@ -177,10 +177,9 @@ class Model(base.EncoderDecoder):
         source: Int[Array, 'B S'],
         target_in: Int[Array, 'B T'],
     ) -> list[AttentionMap]:
-        """Attention maps from the `intermediates` of a call with these tokens.
+        """Collect attention maps from the `intermediates` of a call with these tokens.
 
-        First those of the encoder, then the decoder's of the target, then the decoder's of the
-        source.
+        The order is: of the encoder, of the decoder to the target, of the decoder to the source.
         """
         sources, targets = source.shape[1:], target_in.shape[1:]
         return [
@@ -193,5 +192,5 @@ class Model(base.EncoderDecoder):
         return jnp.asarray(sincos1d(tokens, self.width, self.positions), self.dtype)
 
     def _add_positions(self, x: Array, rows: Array) -> Array:
-        """Embeddings times sqrt(D), section 3.4, plus positions, section 3.5."""
+        """Multiply embeddings by sqrt(D), section 3.4, and add positions, section 3.5."""
         return x * math.sqrt(self.width) + rows

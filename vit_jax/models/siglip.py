@@ -1,6 +1,6 @@
 """SigLIP: an image tower and a text tower embed pictures and their captions in one space.
 
-Zhai et al., 2023, arXiv:2303.15343; the attention pooling of images is that of Zhai et al., 2021,
+Zhai et al., 2023, arXiv:2303.15343; the attention pooling of images is from Zhai et al., 2021,
 arXiv:2106.04560. Towers of CLIP (arXiv:2103.00020) and LiT (arXiv:2111.07991) have the same parts.
 """
 
@@ -23,15 +23,15 @@ from vit_jax.nn.norms import unit
 from vit_jax.ops.sequences import Sequences
 
 POOLS = ('map', 'gap', 'cls')
-# Of CLIP: logits are not scaled by more than 100 (arXiv:2103.00020, section 2.5).
+# In CLIP, logits are not scaled by more than 100 (arXiv:2103.00020, section 2.5).
 CLIP_SCALE = (('^log_scale$', math.log(100)),)
 
 
 def variant(name: str) -> dict[str, int]:
-    """Keywords of `Model` for a name such as 'B/16': both towers have the shape of that ViT.
+    """Look up keywords of `Model` for a name such as 'B/16': both towers have this ViT's shape.
 
     Raises:
-      UserError: as `vit.variant`.
+      UserError: as in `vit.variant`.
     """
     image = vit.variant(name)
     text = {f'text_{key}': value for key, value in image.items() if key != 'patch_size'}
@@ -39,33 +39,33 @@ def variant(name: str) -> dict[str, int]:
 
 
 class Model(base.Model):
-    """Embeddings of images and of texts, of length 1, with the scale and the bias of their logits.
+    """Embeddings of images and texts, of length 1, with the scale and the bias of their logits.
 
     The logit of an image and a text is `scale * <image, text> + bias`, equation 1.
 
     Attributes:
-      vocab_size: ids of texts are in 0..vocab_size-1.
-      length: number of ids of a text, the padding included.
-      patch_size, width, depth, mlp_dim, num_heads: of the image tower, see the model `vit`.
-      pool: of the image tower: 'map', attention pooling; 'gap' or 'cls' for towers started from a
-        ViT that has these.
-      text_width, text_depth, text_mlp_dim, text_num_heads: of the text tower.
+      vocab_size: number of ids of texts, in 0..vocab_size-1.
+      length: number of ids of a text, including padding.
+      patch_size, width, depth, mlp_dim, num_heads: sizes of the image tower, see the model `vit`.
+      pool: pooling of the image tower: 'map', attention pooling; 'gap' or 'cls' for towers started
+        from a ViT with this pooling.
+      text_width, text_depth, text_mlp_dim, text_num_heads: sizes of the text tower.
       embed_dim: E, size of the embeddings; the width of the image tower unless `project` is set.
       project: whether a dense layer follows the image tower, as in CLIP. SigLIP has none.
-      init_scale: t of the paper at the start; the parameter `log_scale` is its logarithm t'.
-      init_bias: b of the paper at the start, which makes up for the many negatives. It has no
+      init_scale: initial value of the paper's t; the parameter `log_scale` is its logarithm t'.
+      init_bias: initial value of the paper's b, which compensates for the many negatives. It has no
         effect on a softmax.
       dropout: dropout rate of both towers.
       gelu: 'tanh' (approximate) or 'erf' (exact).
-      norm_eps: added to the variance in layer norms.
+      norm_eps: value added to the variance in layer norms.
       scan: one scanned block instead of unrolled ones, in both towers; see the model `vit`.
       remat: recomputation in the backward pass, in both towers; see the model `vit`.
       attention: implementation: 'xla', 'pallas', 'cudnn' or 'auto'; see the model `vit`.
       dtype: computation dtype. Parameters and the matmul of embeddings stay float32.
 
     Raises:
-      UserError: if a field has no such value, the embeddings of images and texts differ in size, or
-        a text has another length.
+      UserError: for an invalid field, embeddings of images and texts of different size, or a text
+        of a different length.
     """
 
     vocab_size: int | None = None
@@ -96,7 +96,7 @@ class Model(base.Model):
     image_method = 'embed_images'
     tower: ClassVar[type[Any]] = vit.Model
     pools: ClassVar[tuple[str, ...]] = POOLS
-    # Of the heads of both towers, and of the logits.
+    # Whether the heads of both towers, and the logits, have biases.
     biases: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -129,7 +129,7 @@ class Model(base.Model):
         ids: Int[Array, 'T N'] | None = None,
         train: bool = False,
     ) -> dict[str, Float[Array, '*rest']]:
-        """Embed normalized images and texts; sequences of patches if the tower takes these.
+        """Embed normalized images and texts; also sequences of patches if the tower accepts them.
 
         Returns:
           image: [B E], of length 1, float32.
@@ -144,12 +144,12 @@ class Model(base.Model):
     def embed_images(
         self, images: Float[Array, 'B H W C'] | Sequences, train: bool = False
     ) -> Float[Array, 'B E']:
-        """The embeddings of images, of length 1, float32."""
+        """Embed images as vectors of length 1 in float32."""
         x = self.image(images, train)['pre_logits']
         return unit(self.image_head(x) if self.project else x)
 
     def embed_texts(self, ids: Int[Array, 'T N'], train: bool = False) -> Float[Array, 'T E']:
-        """The embeddings of texts of `length` ids, of length 1, float32."""
+        """Embed texts of `length` ids as vectors of length 1 in float32."""
         return unit(self.text(ids, train)['logits'])
 
     def attention_maps(
@@ -158,7 +158,7 @@ class Model(base.Model):
         images: Float[Array, 'B H W C'] | Sequences,
         *texts: Any,
     ) -> list[AttentionMap]:
-        """Attention maps of the image tower, from the `intermediates` of a call."""
+        """Collect attention maps of the image tower from the `intermediates` of a call."""
         del texts
         maps: list[AttentionMap]
         maps = self.image_tower().attention_maps(intermediates['image'], images)
@@ -170,27 +170,27 @@ class Model(base.Model):
         images: Float[Array, 'B H W C'] | Sequences,
         *texts: Any,
     ) -> list[HiddenState]:
-        """The states of the image tower's layers; `text_tower` has those of texts."""
+        """Collect the states of the image tower's layers; for texts see `text_tower`."""
         del texts
         states: list[HiddenState]
         states = self.image_tower().collect_hidden_states(collection['image'], images)
         return states
 
     def final_norm_of(self, params: Mapping[str, Any]) -> Callable[[Array], Array] | None:
-        """The image tower's last norm."""
+        """Bind the image tower's last norm."""
         norm: Callable[[Array], Array] | None = self.image_tower().final_norm_of(params['image'])
         return norm
 
     def parameter_pictures(
         self, params: Mapping[str, Any], image_size: Size | None
     ) -> list[ParameterPictures]:
-        """The pictures of the image tower, see the model `vit`."""
+        """Draw the pictures of the image tower, see the model `vit`."""
         return self.image_tower().parameter_pictures(params['image'], image_size)
 
     def resize_params(
         self, params: Params, old_size: Size | None, new_size: Size, method: str = 'bilinear'
     ) -> Resized:
-        """The parameters for images, and patches, of another size; see `base.Model`."""
+        """Resize the parameters for images, and patches, of another size; see `base.Model`."""
         if 'image' not in params:
             return params, []
         resize = self.image_tower().resize_params
@@ -198,11 +198,11 @@ class Model(base.Model):
         return params | {'image': image}, notes
 
     def image_tower(self) -> Any:
-        """The tower for images by itself, without parameters."""
+        """Make the image tower as a separate model, without parameters."""
         return self.tower(**self._image_fields, parent=None)
 
     def text_tower(self) -> text_encoder.Model:
-        """The tower for texts by itself, without parameters."""
+        """Make the text tower as a separate model, without parameters."""
         return text_encoder.Model(**self._text_fields, parent=None)
 
     def has_bias(self, part: str) -> bool:

@@ -16,7 +16,7 @@ class Model(siglip.Model):
     """The model `siglip` with the model `naflex` as its image tower.
 
     Attributes:
-      pos_grid, patch_dropout: of the image tower.
+      pos_grid, patch_dropout: options of the image tower, see the model `naflex`.
     """
 
     pos_grid: int = 16
@@ -26,10 +26,10 @@ class Model(siglip.Model):
 
     @property
     def own_size(self) -> Size | None:
-        """That of the image tower."""
+        """Height and width in pixels of images that use the table of positions as it is."""
         return self.image_tower().own_size
 
     @property
     def _image_fields(self) -> dict[str, Any]:
-        own = {'pos_grid': self.pos_grid, 'patch_dropout': self.patch_dropout}
-        return super()._image_fields | own
+        options = {'pos_grid': self.pos_grid, 'patch_dropout': self.patch_dropout}
+        return super()._image_fields | options

@@ -46,7 +46,7 @@ WINDOW = 7
 
 
 def variant(name: str) -> dict[str, Any]:
-    """Keywords of `Model` for a shape of VARIANTS, and a window other than 7: 'T', 'B/w12'.
+    """Look up keywords of `Model` for a shape of VARIANTS, and a window other than 7: 'B/w12'.
 
     Raises:
       UserError: if there is no such shape, or the window is not a positive number.
@@ -70,27 +70,27 @@ class Model(base.Model):
     Attributes:
       num_classes: outputs of the head; None or 0 leaves the head out.
       patch_size: side of a patch in pixels.
-      width: C, of a token of the first stage; each of the others doubles it.
+      width: C, token width of the first stage, which each later stage doubles.
       depths: blocks of each stage; every second one shifts its windows.
-      num_heads: of each stage.
+      num_heads: attention heads of each stage.
       window: M, side of a window in tokens.
-      mlp_ratio: hidden width of the blocks' MLPs, times that of their tokens.
+      mlp_ratio: hidden width of the blocks' MLPs divided by the token width.
       qkv_bias: whether queries, keys and values have biases; in Swin v2 keys never do.
       dropout: dropout rate after the embedding, the attention and each dense layer of an MLP.
-      attention_dropout: dropout of the attention weights.
+      attention_dropout: dropout rate of the attention weights.
       drop_path: stochastic depth of the last block, rising linearly from 0 at the first.
       gelu: 'tanh' (approximate) or 'erf' (exact).
-      norm_eps: added to the variance in layer norms.
-      pad_value: of each channel of the images, beyond those that whole patches do not tile.
+      norm_eps: value added to the variance in layer norms.
+      pad_value: value of each channel in the padding of images that whole patches do not tile.
       remat: recomputation in the backward pass; see the model `vit`.
       dtype: computation dtype. Parameters, layer norm statistics and softmax stay float32.
-      residual_dtype: of the first stage's residual stream; that of the computation if None. Merging
-        makes it that of the computation, as the authors' mixed precision does.
+      residual_dtype: dtype of the first stage's residual stream; None for the computation dtype, to
+        which merging casts it, as in the authors' mixed precision.
       attention: implementation: 'xla'; 'pallas', a TPU kernel without dropout of weights; or
         'auto', the kernel if the devices support it. See docs/kernels.md.
 
     Raises:
-      UserError: if a field has no such value.
+      UserError: for an invalid field.
     """
 
     num_classes: int | None = None
@@ -131,10 +131,10 @@ class Model(base.Model):
     def __call__(
         self, images: Float[Array, 'B H W C'], train: bool = False
     ) -> dict[str, Float[Array, 'B *rest']]:
-        """Class scores of normalized images.
+        """Classify normalized images.
 
         Returns:
-          features: [B h w D] of the last stage, after the final norm.
+          features: [B h w D], the last stage's map after the final norm.
           pre_logits: [B D], their mean.
           logits: [B num_classes] in float32; absent without a head.
         """
@@ -152,67 +152,67 @@ class Model(base.Model):
     def attention_maps(
         self, intermediates: Mapping[str, Any], images: Float[Array, 'B H W C']
     ) -> list[AttentionMap]:
-        """Attention maps of the blocks, each within windows; the maps of a stage have its grid."""
+        """Collect the blocks' attention maps within windows; a stage's maps have its grid."""
         height, width = (-(-side // self.patch_size) for side in images.shape[1:3])
         maps = []
         for i, depth in enumerate(self.depths):
             for j in range(depth):
-                kept = intermediates[f'stage_{i}'][f'block_{j}']['attention']['attention'][0]
+                weights = intermediates[f'stage_{i}'][f'block_{j}']['attention']['attention'][0]
                 windows = self._windows(i, j, height, width)
                 name, grid = f'stage_{i}/block_{j}', (height, width)
-                maps.append(AttentionMap(name, WindowMap(kept, windows), grid, grid))
+                maps.append(AttentionMap(name, WindowMap(weights, windows), grid, grid))
             height, width = -(-height // 2), -(-width // 2)
         return maps
 
     def collect_hidden_states(
         self, collection: Mapping[str, Any], images: Float[Array, 'B H W C'], *others: Any
     ) -> list[HiddenState]:
-        """The embedding and the map of each stage before its merging, as in timm."""
+        """Collect the embedding and the map of each stage before its merging, as in timm."""
         del images, others
         return collect_stages(collection, self.depths)
 
     def final_norm_of(self, params: Mapping[str, Any]) -> Callable[[Array], Array] | None:
-        """The norm after the last stage."""
+        """Bind the norm after the last stage."""
         return bind_norm('layer', self.norm_eps, self.dtype, params['norm'])
 
     def parameter_pictures(
         self, params: Mapping[str, Any], image_size: Size | None
     ) -> list[ParameterPictures]:
-        """The bias of each head by the key's position relative to the query in the middle."""
-        del image_size  # windows are the same in any
-        found = []
+        """Draw the bias of each head by the key's position around the query in the middle."""
+        del image_size  # windows do not depend on it
+        pictures = []
         for i, depth in enumerate(self.depths):
             for j in range(depth):
                 table = np.asarray(params[f'stage_{i}'][f'block_{j}']['attention']['position_bias'])
                 # The rows of the table go from a key below its query to one above it.
                 heads = table.transpose(2, 0, 1)[:, ::-1, ::-1]
                 name = f'stage_{i}/block_{j}/attention/position_bias'
-                found.append(ParameterPictures(name, heads, 'head', 'keys around a query'))
-        return found
+                pictures.append(ParameterPictures(name, heads, 'head', 'keys around a query'))
+        return pictures
 
     def resize_params(
         self, params: Params, old_size: Size | None, new_size: Size, method: str = 'bilinear'
     ) -> Resized:
-        """The parameters for windows of another size; they do not depend on the size of images.
+        """Resize the parameters for windows of another size; image sizes have no effect.
 
         The tables are resized bicubically by any `method`, as in the paper's models.
         """
         del old_size, new_size, method
         sides, old = (2 * self.window - 1,) * 2, set()
 
-        def resized(path: Any, leaf: Any) -> Any:
+        def resize_leaf(path: Any, leaf: Any) -> Any:
             if path[-1].key != 'position_bias' or leaf.shape[:2] == sides:
                 return leaf
             old.add((len(leaf) + 1) // 2)
             return bicubic_half_pixel(leaf, sides)
 
-        params = jax.tree_util.tree_map_with_path(resized, params)
+        params = jax.tree_util.tree_map_with_path(resize_leaf, params)
         windows = ', '.join(map(str, sorted(old)))
         note = f'position_bias: windows of {windows} resized to {self.window} (bicubic)'
         return params, [note] if old else []
 
     def layer_order(self) -> tuple[str, ...]:
-        """Patterns of the layers' parameters from the image on: the embedding, then each block.
+        """List patterns of the layers' parameters in order: the embedding, then each block.
 
         The patch merging of a stage belongs to its last block.
         """
@@ -223,12 +223,12 @@ class Model(base.Model):
         return tuple(order)
 
     def _embed(self, images: Array, train: bool, dtype: Any) -> Array:
-        """A token for each patch, [B h w C]; images are padded to whole patches."""
+        """Embed each patch as a token, [B h w C]; images are padded to whole patches."""
         patch = self.patch_size
         x = pad_to_multiple(images, patch)
         if any(self.pad_value) and x.shape != images.shape:
-            beyond = jnp.asarray(self.pad_value, images.dtype)
-            x = pad_to_multiple(images - beyond, patch) + beyond
+            value = jnp.asarray(self.pad_value, images.dtype)
+            x = pad_to_multiple(images - value, patch) + value
         batch, height, width, _ = x.shape
         x = PatchEmbed(patch, self.width, dtype, name='patch_embed')(x)
         x = x.reshape(batch, height // patch, width // patch, -1)
@@ -237,12 +237,12 @@ class Model(base.Model):
         return Dropout(self.dropout)(x, train)
 
     def _windows(self, i: int, j: int, height: int, width: int) -> Windows:
-        """The windows of a stage's block on its map."""
+        """Lay out the windows of a stage's block on its map."""
         del i
         return Windows.over(height, width, self.window, is_shifted(j))
 
     def _block(self, i: int, dtype: Any) -> Callable[..., nn.Module]:
-        """A function that makes a block of a stage, see `Stage`."""
+        """Make a factory of a stage's blocks, see `Stage`."""
         return functools.partial(Block, window=self.window, **self._block_fields(i, dtype))
 
     def _block_fields(self, i: int, dtype: Any) -> dict[str, Any]:

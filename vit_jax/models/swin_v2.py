@@ -46,7 +46,7 @@ class CosineWindowAttention(WindowAttention):
     fit windows of any size. Queries and values have biases [H K] with `qkv_bias`, keys have none.
 
     Attributes:
-      pretrained: side of the windows whose coordinates reach from -8 to 8; 0 for that of these.
+      pretrained: side of the windows whose coordinates reach from -8 to 8; 0 for the actual side.
       fixed: whether the windows also have the side M, and are shifted, where the map is smaller.
     """
 
@@ -71,13 +71,13 @@ class CosineWindowAttention(WindowAttention):
         def parts(x: Array) -> Array:
             qkv = project(x).reshape(*x.shape[:-1], 3, *heads).astype(jnp.float32)
             query = unit(qkv[..., 0, :, :] + biases[0]) * scale[:, None]
-            found = (query, unit(qkv[..., 1, :, :]), qkv[..., 2, :, :] + biases[1])
-            return jnp.stack(found, axis=-3).reshape(*x.shape[:-1], -1).astype(self.dtype)
+            projected = (query, unit(qkv[..., 1, :, :]), qkv[..., 2, :, :] + biases[1])
+            return jnp.stack(projected, axis=-3).reshape(*x.shape[:-1], -1).astype(self.dtype)
 
         return parts
 
     def _scale(self, heads: tuple[int, int]) -> Float[Array, ' H']:
-        """The factor of each head's queries: 1 / tau, times sqrt(K)."""
+        """Compute the factor of each head's queries: 1 / tau, times sqrt(K)."""
         first = nn.initializers.constant(math.log(FIRST_SCALE))
         logit_scale = self.param('logit_scale', first, heads[:1])
         return jnp.exp(jnp.minimum(logit_scale, math.log(MAX_SCALE))) * math.sqrt(heads[1])
@@ -89,7 +89,7 @@ class CosineWindowAttention(WindowAttention):
 
 
 class _Biases(nn.Module):
-    """The MLP of the biases, from coordinates [... 2] to 16 sigmoid(...) [... H]."""
+    """MLP of the biases, from coordinates [... 2] to 16 sigmoid(...) [... H]."""
 
     num_heads: int
 
@@ -106,8 +106,8 @@ class PostNormBlock(Block):
         z' = LN(W-MSA(z)) + z, or SW-MSA if windows are shifted
         z  = LN(MLP(z')) + z'
 
-    The norms start at zero, and so do the branches. Other fields are those of `Block`; `pretrained`
-    and `fixed` are of `CosineWindowAttention`.
+    The norms start at zero, and so do the branches. See `Block` for the fields, and
+    `CosineWindowAttention` for `pretrained` and `fixed`.
     """
 
     pretrained: int = 0
@@ -129,7 +129,7 @@ class PostNormBlock(Block):
 
 
 class PostNormMerging(nn.Module):
-    """Merging of patches as `PatchMerging`, but with the norm after the linear layer."""
+    """Merging of patches like `PatchMerging`, but with the norm after the linear layer."""
 
     norm_eps: float = 1e-5
     dtype: Any = jnp.float32
@@ -141,17 +141,17 @@ class PostNormMerging(nn.Module):
 
 
 def windows_on(height: int, width: int, window: int, shifted: bool, fixed: bool) -> Windows:
-    """The windows on a map, see `CosineWindowAttention.fixed`."""
+    """Lay out the windows on a map; see `CosineWindowAttention.fixed`."""
     if fixed:
         return Windows(height, width, window, window // 2 if shifted else 0)
     return Windows.over(height, width, window, shifted)
 
 
 def log_coordinates(side: int, pretrained: int) -> Float[np.ndarray, 'R R 2']:
-    """Log-spaced coordinates of the relative positions in a window, equation 4.
+    """Compute log-spaced coordinates of the relative positions in a window, equation 4.
 
     Args:
-      side: M, of the window, in tokens; R = 2M-1.
+      side: M, side of the window in tokens; R = 2M-1.
       pretrained: side of the windows whose coordinates reach from -8 to 8 before the logarithm.
     """
     steps = np.arange(1 - side, side, dtype=np.float32) / np.float32(max(pretrained - 1, 1))
@@ -164,7 +164,9 @@ WINDOW = 8
 
 
 def variant(name: str) -> dict[str, Any]:
-    """Keywords of `Model` for a shape of `swin.VARIANTS`, and a window other than 8: 'T', 'B/w16'.
+    """Look up keywords of `Model` for a shape of `swin.VARIANTS`, and a window other than 8.
+
+    Names are, for example, 'T' and 'B/w16'.
 
     Raises:
       UserError: if there is no such shape, or the window is not a positive number.
@@ -173,18 +175,18 @@ def variant(name: str) -> dict[str, Any]:
 
 
 class Model(swin.Model):
-    """Swin v2, whose fields are those of `swin` and these.
+    """Swin v2, with further fields beyond `swin`.
 
     Attributes:
-      window: as of `swin`; 8 by default.
-      pretrained_windows: for each stage, the side of the windows of an earlier training, by which
-        relative positions are measured; () or 0 for that of its own windows.
-      image_size: height in pixels of the images whose maps limit the windows, as released models
-        have it: a stage whose map is not larger than a window has one of the map's size, whatever
-        images come. None: the maps of the images that come.
+      window: M, side of a window in tokens.
+      pretrained_windows: side of each stage's windows in an earlier training, by which relative
+        positions are measured; () or 0 for the stage's actual side.
+      image_size: height in pixels of the images whose maps limit the windows, as in released
+        models: a stage whose map is not larger than a window has one window of the map's size, for
+        any input. None for the maps of the input.
 
     Raises:
-      UserError: if a field has no such value.
+      UserError: for an invalid field.
     """
 
     window: int = WINDOW
@@ -208,14 +210,14 @@ class Model(swin.Model):
     def parameter_pictures(
         self, params: Mapping[str, Any], image_size: Size | None
     ) -> list[ParameterPictures]:
-        """None: the biases are outputs of an MLP."""
+        """Return no pictures: the biases are outputs of an MLP."""
         del params, image_size
         return []
 
     def resize_params(
         self, params: Params, old_size: Size | None, new_size: Size, method: str = 'bilinear'
     ) -> Resized:
-        """The parameters as they are: they fit windows and images of any size."""
+        """Return the parameters unchanged: they fit windows and images of any size."""
         del old_size, new_size, method
         return params, []
 
@@ -241,8 +243,8 @@ class Model(swin.Model):
         return block
 
     def _side(self, i: int) -> tuple[int, bool, bool]:
-        """The side of a stage's windows; whether every second block shifts them; and whether both
-        hold for maps of any size.
+        """Determine the side of a stage's windows, whether every second block shifts them, and
+        whether both apply to maps of any size.
         """
         if self.image_size is None:
             return self.window, True, False

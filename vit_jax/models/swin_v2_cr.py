@@ -1,8 +1,8 @@
-"""Swin v2 as in timm's `swinv2_cr_*`, another reading of the paper than `swin_v2`.
+"""Swin v2 as in timm's `swinv2_cr_*`, which interpret the paper differently from `swin_v2`.
 
 Liu et al., 2022, arXiv:2111.09883. Here keys have biases, position biases are not
 bounded, coordinates are not scaled to a window, patches are merged as in Swin, and the residual
-stream is normalized after some blocks, as the paper has it for the largest models.
+stream is normalized after some blocks, as in the paper's largest models.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ class LogWindowAttention(CosineWindowAttention):
     """Attention by scaled cosines, whose biases are an MLP of logarithms of distances in tokens.
 
     B is an MLP, `position_bias`, of sign(d) log(1 + |d|) for the rows and columns from a key to its
-    query. Projections are those of `WindowAttention`.
+    query. It has the projections of `WindowAttention`.
     """
 
     def _projection(self, features: int, heads: tuple[int, int]) -> Callable[[Array], Array]:
-        """See `CosineWindowAttention`; the biases are those of one dense layer."""
+        """Make unit queries and keys by one dense layer; see `CosineWindowAttention`."""
         project = self._dense((features,), (3, *heads), use_bias=self.qkv_bias, name='qkv')
         scale = self._scale(heads)
 
         def parts(x: Array) -> Array:
             qkv = project(x).reshape(*x.shape[:-1], 3, *heads).astype(jnp.float32)
             query, key, value = (qkv[..., i, :, :] for i in range(3))
-            found = (unit(query) * scale[:, None], unit(key), value)
-            return jnp.stack(found, axis=-3).reshape(*x.shape[:-1], -1).astype(self.dtype)
+            projected = (unit(query) * scale[:, None], unit(key), value)
+            return jnp.stack(projected, axis=-3).reshape(*x.shape[:-1], -1).astype(self.dtype)
 
         return parts
 
@@ -54,7 +54,7 @@ class LogWindowAttention(CosineWindowAttention):
 
 
 class _Biases(nn.Module):
-    """The MLP of the biases, from coordinates [... 2] to [... H]."""
+    """MLP of the biases, from coordinates [... 2] to [... H]."""
 
     num_heads: int
 
@@ -86,14 +86,14 @@ class NormedBlock(PostNormBlock):
 
 
 class Model(swin_v2.Model):
-    """timm's Swin v2 CR, whose fields are those of `swin_v2` and one more.
+    """timm's Swin v2 CR, with one more field than `swin_v2`.
 
     Attributes:
-      pretrained_windows: without effect.
+      pretrained_windows: a field without effect.
       extra_norms: pairs of a stage and a block after which the residual stream is normalized.
 
     Raises:
-      UserError: if a field has no such value.
+      UserError: for an invalid field.
     """
 
     extra_norms: tuple[tuple[int, int], ...] = ()

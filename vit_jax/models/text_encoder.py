@@ -28,7 +28,7 @@ LARGEST = 'largest'  # in place of the end of a text: the token with the largest
 class Model(base.Model):
     """An encoder of the ids of texts, all of one length.
 
-    Every id takes part, those of the padding too, as in the authors' code. So texts are padded to
+    Every id has an effect, also padding, as in the authors' code. So texts are padded to
     the same length wherever they are compared, unless `causal` hides what follows the end.
 
     Attributes:

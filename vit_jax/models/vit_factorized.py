@@ -28,7 +28,7 @@ TABLES = ('pos_embed_y', 'pos_embed_x')
 
 class Model(vit.Model):
     """ViT whose patches get the sum of `pos_embed_y` [1 h D] of their row and `pos_embed_x` [1 w D]
-    of their column; the fields are those of `vit`.
+    of their column. For the fields see `vit`.
 
     Tokens before the patches have no positions, whatever `positions.prefix` is.
 
@@ -58,7 +58,7 @@ class Model(vit.Model):
     def resize_params(
         self, params: Params, old_size: Size | None, new_size: Size, method: str = 'bilinear'
     ) -> Resized:
-        """The parameters for images, and patches, of another size; see `base.Model`.
+        """Resize the parameters for images, and patches, of another size; see `base.Model`.
 
         Methods that end in 'cropped' stretch both tables over the longer side, and cut.
         """
@@ -66,24 +66,24 @@ class Model(vit.Model):
         grid, plain = patch_grid(*new_size, self.stride), method.removesuffix(resize.CROPPED)
         for name, side in zip(TABLES, grid, strict=True):
             table = params.get(name)
-            whole = side if plain == method else max(grid)
-            if table is None or table.shape[1] == whole == side:
+            length = side if plain == method else max(grid)
+            if table is None or table.shape[1] == length == side:
                 continue
-            found = resize.grid(np.asarray(table[0])[:, None], (whole, 1), plain)
-            params = params | {name: found[None, :side, 0]}
+            stretched = resize.grid(np.asarray(table[0])[:, None], (length, 1), plain)
+            params = params | {name: stretched[None, :side, 0]}
             notes = [*notes, f'{name}: {table.shape[1]} positions resized to {side} ({method})']
         return params, notes
 
     def parameter_pictures(
         self, params: Mapping[str, Any], image_size: Size | None
     ) -> list[ParameterPictures]:
-        """Similarities of the positions of patches, and the filters that embed them."""
+        """Draw similarities of the patches' positions, and the filters that embed patches."""
         rows, columns = (np.asarray(params[name][0]) for name in TABLES)
         table = (rows[:, None] + columns).reshape(-1, self.width)
         grid = len(rows), len(columns)
         return [position_similarity('pos_embed', table, grid), *embedding_filters(params)]
 
     def layer_order(self) -> tuple[str, ...]:
-        """Patterns of the layers' parameters from the image on: the embeddings, then each block."""
+        """List patterns of the layers' parameters in order: the embeddings, then each block."""
         first, *blocks = super().layer_order()
         return first.replace('|pos_embed|', '|pos_embed_[xy]|'), *blocks

@@ -1,6 +1,6 @@
 """Blocks of the encoder-decoder Transformer, for whole sequences or token by token.
 
-Vaswani et al., 2017, arXiv:1706.03762, section 3.1; pre-norm blocks are those of Xiong et al.,
+Vaswani et al., 2017, arXiv:1706.03762, section 3.1; pre-norm blocks are from Xiong et al.,
 2020, arXiv:2002.04745.
 """
 
@@ -160,7 +160,7 @@ class EncoderBlock(_Block):
 class DecoderBlock(_Block):
     """Self-attention, attention to the source, and a feed-forward layer.
 
-    With `causal`, a token attends only to itself and those before it.
+    With `causal`, a token attends only to itself and earlier ones.
     """
 
     causal: bool = False

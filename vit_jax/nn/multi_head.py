@@ -76,11 +76,11 @@ class Heads(nn.Module):
         shape = (len(inputs), self.num_heads, width // self.num_heads)
         init = nn.initializers.xavier_uniform(in_axis=0, out_axis=(2, 3), batch_axis=1)
         kernel = self.param('kernel', init, (width, *shape))
-        kept = [i for i in range(len(inputs)) if i not in self.no_bias]
+        biased = [i for i in range(len(inputs)) if i not in self.no_bias]
         bias = jnp.zeros(shape)  # rows of zeros for projections without one
-        if kept:
-            rows = self.param('bias', nn.initializers.zeros, (len(kept), *shape[1:]))
-            bias = rows if len(kept) == len(inputs) else bias.at[np.array(kept)].set(rows)
+        if biased:
+            rows = self.param('bias', nn.initializers.zeros, (len(biased), *shape[1:]))
+            bias = rows if len(biased) == len(inputs) else bias.at[np.array(biased)].set(rows)
         if side_by_side:
             runs = _runs(inputs)
             if not shared:
@@ -91,7 +91,7 @@ class Heads(nn.Module):
         for x, places in _runs(inputs):
             rows = bias[places]
             y = affine(x, kernel[:, places].reshape(width, -1), rows.reshape(-1), self.dtype)
-            # A split's gradient is one concatenation; that of indexing is a sum of padded arrays.
+            # The gradient of a split is one concatenation, of indexing a sum of padded arrays.
             parts = jnp.split(y, len(rows), axis=-1)
             size = *x.shape[:-1], *rows.shape[1:]
             heads[places] = [part.reshape(size).swapaxes(-3, -2) for part in parts]

@@ -244,7 +244,7 @@ class WindowAttention(nn.Module):
             bias = windows.pad_bias(self._relative_bias(windows), padding)
             regions = jnp.asarray(windows.regions(padding)) if windows.shift else None
             inputs = Inputs((project(tokens),), bias=bias, regions=regions)
-            found = merge(checkpoint_name(chosen.attend(inputs), ATTENDED))
+            y = merge(checkpoint_name(chosen.attend(inputs), ATTENDED))
             # Without the barriers XLA copies the sums of the matmul to the map, in float32.
             y = windows.join_tokens(jax.lax.optimization_barrier(y), padding)
             return jax.lax.optimization_barrier(windows.restore(y))
@@ -255,9 +255,9 @@ class WindowAttention(nn.Module):
         weights = attention_weights(query, key, bias=self._bias(windows))
         keep(self, weights)
         weights = Dropout(self.dropout)(weights, train)
-        found = windows.restore(windows.join(attend(weights, value)))
-        found = checkpoint_name(found, ATTENDED)
-        return merge(found.reshape(*found.shape[:-2], -1))
+        y = windows.restore(windows.join(attend(weights, value)))
+        y = checkpoint_name(y, ATTENDED)
+        return merge(y.reshape(*y.shape[:-2], -1))
 
     def _windows(self, height: int, width: int) -> Windows:
         return Windows.over(height, width, self.window, self.shifted)
