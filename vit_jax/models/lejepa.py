@@ -17,7 +17,7 @@ from vit_jax.array_types import Bool, Float
 from vit_jax.errors import UserError, check_choice
 from vit_jax.models import dinov2, vit
 from vit_jax.nn.norms import BatchNorm, LayerNorm
-from vit_jax.nn.options import defaults, merge
+from vit_jax.nn.options import defaults, regroup
 from vit_jax.nn.patches import patch_grid
 
 NORMS = ('batch', 'layer')
@@ -87,4 +87,4 @@ class Model(dinov2.Backbone):
     def transferable(self) -> tuple[dict[str, Any], tuple[str, ...]]:
         """Return the keywords of `config.model` for the ViT, and the names of its parameters."""
         fields = {name: getattr(self, name) for name in defaults(vit.Model)}
-        return {'name': 'vit', **merge(vit.Model, fields)}, vit.parameter_names(**fields)
+        return {'name': 'vit', **regroup(vit.Model, fields)}, vit.parameter_names(**fields)
