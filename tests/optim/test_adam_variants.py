@@ -17,12 +17,12 @@ START = np.random.default_rng(0).normal(size=(3, 4))
 GRADS = np.random.default_rng(1).normal(size=(STEPS, 3, 4))
 
 
-def steps(name: str, lr: float = RATE, **options) -> list[np.ndarray]:
+def steps(name: str, lr: float = RATE, grads: np.ndarray = GRADS, **options) -> list[np.ndarray]:
     """The parameter after each of our steps."""
     params = {'kernel': jnp.asarray(START, jnp.float32)}
     tx, _ = optimizer(params, 100, (), name=name, lr=lr, **options)
     state, found, update = tx.init(params), [], jax.jit(tx.update)
-    for grad in GRADS:
+    for grad in grads:
         updates, state = update({'kernel': jnp.asarray(grad, jnp.float32)}, state, params)
         params = {'kernel': params['kernel'] + updates['kernel']}
         found.append(np.asarray(params['kernel']))
@@ -81,9 +81,9 @@ def test_ademamix_follows_its_equations(mix_steps):
 def test_prodigy_follows_algorithm_4():
     """With bias correction, and decay by the rate of the step."""
     x, m, v, s, r, d, d0, b1, b2 = START.copy(), 0.0, 0.0, 0.0, 0.0, 0.01, 0.01, 0.9, 0.999
-    b3, estimates = b2**0.5, []
+    b3, estimates, grads = b2**0.5, [], GRADS + 3.0  # mostly downhill, so that the estimate grows
     for t, (grad, found) in enumerate(
-        zip(GRADS, steps('prodigy', 1.0, weight_decay=DECAY, d0=d0), strict=True), 1
+        zip(grads, steps('prodigy', 1.0, grads, weight_decay=DECAY, d0=d0), strict=True), 1
     ):
         rate = d * np.sqrt(1 - b2**t) / (1 - b1**t)
         m, v = b1 * m + (1 - b1) * d * grad, b2 * v + (1 - b2) * (d * grad) ** 2
@@ -94,6 +94,13 @@ def test_prodigy_follows_algorithm_4():
         estimates.append(d)
         np.testing.assert_allclose(found, x, rtol=2e-5, atol=2e-6)
     assert estimates[-1] > d0
+
+
+def test_prodigy_survives_a_rate_of_zero_and_zero_gradients():
+    """A warm-up begins at 0."""
+    warm = {'schedule': {'name': 'linear', 'warmup': '3'}}
+    assert np.isfinite(steps('prodigy', 1.0, **warm)).all()
+    assert np.isfinite(steps('prodigy', 1.0, np.zeros_like(GRADS))).all()
 
 
 def test_a_muon_whose_pattern_matches_nothing_is_refused():

@@ -126,24 +126,36 @@ def prodigy(
       safeguard_warmup: Whether to leave the schedule out of the estimate's denominator.
     """
 
-    def inner(rate: Any) -> optax.GradientTransformation:
-        return contrib.prodigy(rate, (b1, b2), b3, eps, d0, d_coef, 0.0, safeguard_warmup)
+    b3 = b2**0.5 if b3 is None else b3
+    start = contrib.prodigy(1.0, (b1, b2), estim_lr0=d0).init
 
     def init(params: PyTree) -> tuple[optax.ScaleByScheduleState, contrib.ProdigyState]:
-        return optax.ScaleByScheduleState(jnp.zeros([], jnp.int32)), inner(1.0).init(params)
+        return optax.ScaleByScheduleState(jnp.zeros([], jnp.int32)), start(params)
 
     def update(updates: PyTree, state: Any, params: PyTree = None) -> tuple[PyTree, Any]:
         (count,), before = state  # the count of the schedule is the run's step
         rate = learning_rate(count) if callable(learning_rate) else learning_rate
         strength = weight_decay(count) if callable(weight_decay) else weight_decay
-        taken = before.count + 1
-        correction = (1 - b2**taken) ** 0.5 / (1 - b1**taken)
-        decay = strength * rate * correction * before.estim_lr
-        updates, after = inner(rate).update(updates, before, params)
-        decays = jax.tree.map(lambda _: True, params) if mask is None else mask(params)
-        updates = jax.tree.map(
-            lambda u, p, m: u - (decay * p).astype(u.dtype) if m else u, updates, params, decays
+        d, taken = before.estim_lr, before.count + 1
+        step = d * rate * (1 - b2**taken) ** 0.5 / (1 - b1**taken)
+        weight = d * (d if safeguard_warmup else step) / d0
+        each = jax.tree.map
+        m = each(lambda m, g: b1 * m + (1 - b1) * d * g, before.exp_avg, updates)
+        v = each(lambda v, g: b2 * v + (1 - b2) * (d * g) ** 2, before.exp_avg_sq, updates)
+        sums = each(lambda s, g: b3 * s + weight * g, before.grad_sum, updates)
+        moved = optax.tree.vdot(updates, optax.tree.sub(before.params0, params))
+        numerator = b3 * before.numerator_weighted + d / d0 * step * moved
+        total = optax.tree.sum(each(jnp.abs, sums))
+        # 0 / 0 where a warm-up begins at a rate of 0, or all gradients are 0.
+        d = jnp.maximum(d, d_coef * numerator / jnp.where(total > 0, total, jnp.inf))
+        decays = each(lambda _: True, params) if mask is None else mask(params)
+        updates = each(
+            lambda m, v, p, decayed: (
+                -step * (m / (jnp.sqrt(v) + d * eps) + (strength * p if decayed else 0.0))
+            ).astype(p.dtype),
+            *(m, v, params, decays),
         )
+        after = contrib.ProdigyState(m, v, sums, before.params0, d, numerator, taken)
         return updates, (optax.ScaleByScheduleState(count + 1), after)
 
     return optax.GradientTransformation(init, update)
