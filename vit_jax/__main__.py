@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import sys
 
-# `python -m` puts the working directory first, where a file could stand in for any library.
+# `python -m` puts the working directory first, where a file could shadow any library.
 if __name__ == '__main__' and not sys.flags.safe_path:
     try:
         if sys.path[:1] == [os.getcwd()]:
             sys.path.append(sys.path.pop(0))
     except FileNotFoundError:
-        pass  # it was deleted
+        pass  # the working directory was deleted
 
 import ast
 import contextlib
@@ -38,12 +38,12 @@ COMMANDS = pathlib.Path(__file__).parent / 'commands'
 
 
 def commands() -> list[str]:
-    """The names of all commands, sorted."""
+    """List the names of all commands, sorted."""
     return sorted(p.stem for p in COMMANDS.glob('*.py') if not p.stem.startswith('_'))
 
 
 def command_lines() -> dict[str, str]:
-    """The first line of each command's docstring, read without importing its module."""
+    """Read the first line of each command's docstring without importing its module."""
     texts = {name: (COMMANDS / f'{name}.py').read_text() for name in commands()}
     return {
         name: (ast.get_docstring(ast.parse(text)) or '').split('\n')[0]
@@ -52,7 +52,7 @@ def command_lines() -> dict[str, str]:
 
 
 def usage() -> str:
-    """The help text: usage and commands."""
+    """Write the help text: usage and commands."""
     lines = [f'  {name:<12}{line}' for name, line in command_lines().items()]
     shells = '--version, and --completion bash|zsh, which prints a script for the shell to read'
     return '\n'.join(
@@ -72,10 +72,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         process.record_start()
         console.prepare()
-    words = list(sys.argv[1:] if argv is None else argv)
+    args = list(sys.argv[1:] if argv is None else argv)
     with console.escaped():
         try:
-            code = run(words, whole_process=argv is None)
+            code = run(args, whole_process=argv is None)
             sys.stdout.flush()
             return code
         except console.ReaderLeft as e:
@@ -92,29 +92,29 @@ def main(argv: Sequence[str] | None = None) -> int:
             return EXIT_FAILED
 
 
-def run(words: Sequence[str], whole_process: bool) -> int:
+def run(args: Sequence[str], whole_process: bool) -> int:
     """Run the command of a command line and return its exit code.
 
     Args:
-      words: the command line.
-      whole_process: whether this process does nothing else.
+      args: Command line.
+      whole_process: Whether this process does nothing else.
 
     Raises:
-      UserError: if there is no such command.
+      UserError: The command is unknown.
     """
-    if not words or words[0] in ('-h', '--help'):
+    if not args or args[0] in ('-h', '--help'):
         print(usage())
         return 0
-    if words[0] != 'launch':  # which passes its command on unchanged
-        words = [hide_secrets(word) if len(word.split()) == 1 else word for word in words]
-    name, *rest = words
+    if args[0] != 'launch':  # it passes its command on unchanged
+        args = [hide_secrets(word) if len(word.split()) == 1 else word for word in args]
+    name, *flags = args
     if name == '--version':
         print(f'vit_jax {__version__}')
         return 0
     if name == '--completion':
         from vit_jax.commands import _completion
 
-        print(_completion.script(' '.join(rest)), end='')
+        print(_completion.script(' '.join(flags)), end='')
         return 0
     if whole_process:
         process.remember_interrupts()
@@ -127,16 +127,16 @@ def run(words: Sequence[str], whole_process: bool) -> int:
         # For child Pythons; data workers inherit the path of this one.
         os.environ['PYTHONSAFEPATH'] = '1'
     with readable_names(), forbid_exit():
-        return importlib.import_module(f'vit_jax.commands.{name}').main(rest)
+        return importlib.import_module(f'vit_jax.commands.{name}').main(flags)
 
 
 def limit_error(error: BaseException) -> str:
-    """One line for an error at a limit of the machine or of Python; empty for any other.
+    """Describe an error at a limit of the machine or of Python in a line; empty for other errors.
 
-    Errors from reading files name the file, see `storage.paths.intact`; these come from elsewhere.
+    Errors of reading files name the file, see `storage.paths.intact`; these have other origins.
     """
     text, kind = ' '.join(str(error).split())[:300], type(error).__name__
-    if memory.is_exhausted(error) or any(words in text for words in memory.EXHAUSTED):
+    if memory.is_exhausted(error) or any(pattern in text for pattern in memory.EXHAUSTED):
         return (
             f'memory is exhausted ({memory.sizes(str(error)) or text or kind}): provide more '
             'memory, or use less, for example by a smaller batch or fewer workers'
@@ -155,7 +155,7 @@ def readable_names() -> Iterator[None]:
     """Turn errors of names that cannot be opened into one line.
 
     Raises:
-      UserError: for a name that is too long, a FIFO, or a deleted working directory.
+      UserError: A name is too long or names a FIFO, or the working directory was deleted.
     """
     try:
         os.getcwd()

@@ -97,7 +97,7 @@ def test_mistakes_are_one_line(checkpoint, smoke_run, photo, tmp_path, capsys):
     out = tmp_path / 'out.png'
     swin, vit = ('--checkpoint', checkpoint), ('--workdir', smoke_run)
     for words, message in [
-        ((*swin, '--parameters', '', photo), 'takes no input'),
+        ((*swin, '--parameters', '', photo), '--parameters'),
         ((*swin, '--parameters', '', '--query', '1,1'), 'need an input: leave out --parameters'),
         ((*swin, '--parameters', 'neck'), "unknown parameter 'neck'"),
         ((*swin, '--parameters', '('), "'(' is not a regular expression"),

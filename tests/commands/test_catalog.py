@@ -65,5 +65,5 @@ def test_experiments_of_the_package_have_names(tmp_path, monkeypatch):
 
 
 def test_a_folder_without_experiments_is_told(tmp_path: pathlib.Path):
-    with pytest.raises(UserError, match='no folder'):
+    with pytest.raises(UserError, match="none'"):
         _catalog.experiments(tmp_path / 'none')

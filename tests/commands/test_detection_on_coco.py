@@ -227,7 +227,7 @@ def test_results_have_the_ids_of_the_data(run, tmp_path, capsys, listed):
     ('flags', 'says'),
     [
         ([], 'is not an image id'),
-        (['--annotations', 'DATA/instances_test.json'], 'lists no image'),
+        (['--annotations', 'DATA/instances_test.json'], '--annotations'),
         (['--annotations', 'DATA/cell_100.png'], 'is not in COCO format'),
         (['--annotations', 'DATA/none.json'], 'cannot be read: No such file'),
     ],

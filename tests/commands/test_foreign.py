@@ -180,7 +180,7 @@ def test_attention_weights_are_those_of_the_resized_model(folder):
         (['attention', '--checkpoint', 'vit.npz', '--image-size', '8x'], 'width=320,height=224'),
         (
             ['attention', '--checkpoint', 'vit.npz', '--image-size', '8x20'],
-            'width=20,height=8 is what it meant',
+            'width=20,height=8',
         ),
         (
             ['attention', '--checkpoint', 'vit.npz', '--query', '2,0'],

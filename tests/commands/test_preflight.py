@@ -136,10 +136,10 @@ def test_what_does_not_fit_is_compiled_with_each_remedy(fake_compiler, capsys):
         assert f'--config.{override} ' in printed
     assert [r['config']['model'].get('remat') for r in fake_compiler[1:4]] == list(POLICIES)
     assert fake_compiler[4]['config']['parallel']['fsdp'] == 4
-    alone = 'none of these is enough alone'
-    assert alone not in printed
+    insufficient = 'none of these is enough'
+    assert insufficient not in printed
     assert run(*words[:-1], '--config.batch_size=256') == EXIT_FAILED
-    assert alone in capsys.readouterr().out
+    assert insufficient in capsys.readouterr().out
 
 
 def test_scan_that_does_not_fit_is_told_why(fake_compiler, capsys):

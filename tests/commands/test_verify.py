@@ -61,7 +61,7 @@ def test_arrays_that_were_never_listed_are_told(run, capsys):
 
 def test_a_folder_without_steps_is_one_line(tmp_path, capsys):
     assert main(['inspect', '--verify', str(tmp_path)]) == 2
-    assert 'holds no saved step' in capsys.readouterr().err
+    assert '/checkpoints' in capsys.readouterr().err
 
 
 @pytest.mark.fault(55)

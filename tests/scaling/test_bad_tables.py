@@ -33,8 +33,8 @@ def table(tmp_path, rows):
 )
 def test_one_line_each(tmp_path, capsys, rows, message):
     assert main(['scaling', 'fit', *table(tmp_path, rows)]) == 2
-    said = capsys.readouterr()
-    assert message in said.err and said.err.count('\n') == 1 and said.out == ''
+    output = capsys.readouterr()
+    assert message in output.err and output.err.count('\n') == 1 and output.out == ''
 
 
 @pytest.mark.parametrize(
@@ -93,11 +93,11 @@ def run(tmp_path, action, text, encoding='utf-8'):
         ('N,C,loss\n1e5,1e15,2\n', ''),
     ],
 )
-def test_files_that_are_no_table_of_runs(tmp_path, capsys, action, text, message):
+def test_malformed_files_are_one_line(tmp_path, capsys, action, text, message):
     encoding = 'latin-1' if text.startswith('\xff') else 'utf-8'
     assert run(tmp_path, action, text, encoding) == 2
-    said = capsys.readouterr()
-    assert message in said.err and said.err.count('\n') == 1 and said.out == ''
+    output = capsys.readouterr()
+    assert message in output.err and output.err.count('\n') == 1 and output.out == ''
 
 
 @pytest.mark.parametrize('action', COMMANDS)
@@ -127,8 +127,8 @@ def test_tables_of_spreadsheets_are_read_alike(tmp_path, capsys, action, change)
 )
 def test_no_law_of_rounding(tmp_path, capsys, rows, message):
     run(tmp_path, 'optimal', '\n'.join(['N,C,loss', *rows]))
-    said = capsys.readouterr()
-    assert message in said.out + said.err
+    output = capsys.readouterr()
+    assert message in output.out + output.err
 
 
 def test_no_law_of_a_search_that_does_not_settle(tmp_path, capsys, monkeypatch):

@@ -1,4 +1,4 @@
-"""`scaling coverage`: what the bands hold of laws that are known."""
+"""`scaling coverage`: share of known laws inside the bands."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from vit_jax.scaling.report import summarize
 FEW = ['--form', 'power', '--points', '6', '--curves', '6', '--bootstrap', '20']
 
 
-def measured(capsys, *words):
-    assert main(['scaling', 'coverage', *FEW, *words, '--json']) == 0
+def measure(capsys, *argv):
+    assert main(['scaling', 'coverage', *FEW, *argv, '--json']) == 0
     return json.loads(capsys.readouterr().out)
 
 
 @pytest.mark.slow
 def test_shares_of_truths(capsys):
-    found = measured(capsys)
-    assert found.keys() == {'fitted', 'beyond', 'far', 'past a break', 'b'}
-    assert 0.5 < found['fitted'] <= 1
-    assert found == measured(capsys)
-    assert found != measured(capsys, '--seed', '1')
+    shares = measure(capsys)
+    assert shares.keys() == {'fitted', 'beyond', 'far', 'past a break', 'b'}
+    assert 0.5 < shares['fitted'] <= 1
+    assert shares == measure(capsys)
+    assert shares != measure(capsys, '--seed', '1')
     assert main(['scaling', 'coverage', *FEW]) == 0
-    assert f'past a break  {found["past a break"]:.2f}\n' in capsys.readouterr().out
+    assert f'past a break  {shares["past a break"]:.2f}\n' in capsys.readouterr().out
 
 
 def test_a_break_that_is_larger_than_the_noise_is_outside(capsys):
-    assert measured(capsys, '--noise', '0.001')['past a break'] == 0
+    assert measure(capsys, '--noise', '0.001')['past a break'] == 0
 
 
 @pytest.mark.parametrize(
-    ('words', 'message'),
+    ('argv', 'message'),
     [
         (['--form', 'joint'], '--form joint'),
         (['--points', '1'], '--points 1: must be at least 2'),
@@ -44,8 +44,8 @@ def test_a_break_that_is_larger_than_the_noise_is_outside(capsys):
         (['--noise', '0'], 'more than 0'),
     ],
 )
-def test_mistakes_are_one_line(capsys, words, message):
-    assert main(['scaling', 'coverage', *FEW, *words]) == 2
+def test_mistakes_are_one_line(capsys, argv, message):
+    assert main(['scaling', 'coverage', *FEW, *argv]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count('\n') == 1
 
@@ -57,26 +57,26 @@ def test_a_law_holds_itself():
     assert coverage.broken_law_value(law, 4 * x) > coverage.law_value(law, 4 * x)
 
 
-def test_readers_of_bands_are_told_the_coverage_of_the_forms_that_were_fitted():
-    said = coverage.caveat(['power', 'm4', 'power'])
+def test_a_caveat_names_each_fitted_form():
+    text = coverage.caveat(['power', 'm4', 'power'])
     share = f'{100 * coverage.MEASURED["power"][0]:.0f} %'
-    assert said.startswith(f'on known laws of the form power, bands of 90 % held {share}')
-    assert 'm4' in said.rpartition('; ')[2]
-    said = coverage.caveat(['auto'])
-    held, of = coverage.MEASURED_REAL['image']
-    assert said.startswith(f'bands of 90 % held {held} of {of} image, ') and 'break' in said
+    assert text.startswith(f'on known laws of the form power, bands of 90 % held {share}')
+    assert 'm4' in text.rpartition('; ')[2]
+    text = coverage.caveat(['auto'])
+    inside, of = coverage.MEASURED_REAL['image']
+    assert text.startswith(f'bands of 90 % held {inside} of {of} image, ') and 'break' in text
     assert coverage.MEASURED_KINDS.keys() == {law.name for law in coverage.LAWS}
 
 
 @pytest.mark.long
 @pytest.mark.slow
 def test_auto_is_measured_on_every_kind_of_law(capsys):
-    words = ['--form', 'auto', '--points', '12', '--curves', '1', '--bootstrap', '1']
-    found = measured(capsys, *words)
+    argv = ['--form', 'auto', '--points', '12', '--curves', '1', '--bootstrap', '1']
+    shares = measure(capsys, *argv)
     names = [f'{law.name}: {at}' for law in coverage.LAWS for at in ('beyond', 'far')]
-    assert list(found) == names
-    assert all(share in (0, 1) or np.isnan(share) for share in found.values())
-    assert np.nanmean([*found.values()]) > 0.6
+    assert list(shares) == names
+    assert all(share in (0, 1) or np.isnan(share) for share in shares.values())
+    assert np.nanmean([*shares.values()]) > 0.6
 
 
 @pytest.mark.parametrize('law', coverage.LAWS, ids=lambda law: law.name)

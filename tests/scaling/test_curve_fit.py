@@ -53,24 +53,24 @@ def test_known_parameters_come_back_exactly_without_noise():
 
 @pytest.mark.parametrize('seed', range(3))
 def test_known_parameters_come_back_from_noise(seed):
-    found = curve_fit.fit(
+    fit = curve_fit.fit(
         forms.find('shifted'), X, noisy(shifted(X, **TRUE), 0.01, seed), bootstrap=20
     )
-    assert found.params['b'] == pytest.approx(TRUE['b'], rel=0.1)
-    assert found.params['c'] == pytest.approx(TRUE['c'], rel=0.1)
-    assert found.rmse == pytest.approx(0.01, rel=0.3)
-    assert not found.warnings
-    assert found.bands['c'][0] < found.params['c'] < found.bands['c'][1]
+    assert fit.params['b'] == pytest.approx(TRUE['b'], rel=0.1)
+    assert fit.params['c'] == pytest.approx(TRUE['c'], rel=0.1)
+    assert fit.rmse == pytest.approx(0.01, rel=0.3)
+    assert not fit.warnings
+    assert fit.bands['c'][0] < fit.params['c'] < fit.bands['c'][1]
 
 
 def test_the_fit_does_not_depend_on_units_or_order():
     y = noisy(shifted(X, **TRUE), 0.01)
-    found = curve_fit.fit(forms.find('shifted'), X, y)
+    fit = curve_fit.fit(forms.find('shifted'), X, y)
     order = np.random.default_rng(0).permutation(len(X))
     other = curve_fit.fit(forms.find('shifted'), X[order] / 1e6, 50 * y[order])
-    assert other.params['b'] == pytest.approx(found.params['b'], rel=1e-3)
-    assert other.params['c'] == pytest.approx(50 * found.params['c'], rel=1e-3)
-    assert other.predict(X / 1e6) == pytest.approx(50 * found.predict(X), rel=1e-3)
+    assert other.params['b'] == pytest.approx(fit.params['b'], rel=1e-3)
+    assert other.params['c'] == pytest.approx(50 * fit.params['c'], rel=1e-3)
+    assert other.predict(X / 1e6) == pytest.approx(50 * fit.predict(X), rel=1e-3)
 
 
 @pytest.mark.parametrize('name', ['power', 'irreducible', 'm2'])
@@ -93,19 +93,19 @@ def test_m4():
         )
         for x in X
     ]
-    found = curve_fit.fit(forms.find('m4'), X, np.array(y))
-    assert found.params['b'] == pytest.approx(expected['b'], rel=0.02)
-    assert found.params['c'] == pytest.approx(expected['c'], rel=0.02)
-    assert found.rmse < 1e-3
+    fit = curve_fit.fit(forms.find('m4'), X, np.array(y))
+    assert fit.params['b'] == pytest.approx(expected['b'], rel=0.02)
+    assert fit.params['c'] == pytest.approx(expected['c'], rel=0.02)
+    assert fit.rmse < 1e-3
 
 
 def test_the_joint_law_of_model_and_data():
     n, d = (m.ravel() for m in np.meshgrid(np.geomspace(1e6, 1e9, 7), np.geomspace(1e8, 1e11, 7)))
     expected = {'E': 1.7, 'A': 400.0, 'alpha': 0.34, 'B': 410.0, 'beta': 0.28}
     y = 1.7 + 400 * n**-0.34 + 410 * d**-0.28
-    found = curve_fit.fit(forms.find('joint'), np.stack([n, d], axis=1), noisy(y, 0.002))
+    fit = curve_fit.fit(forms.find('joint'), np.stack([n, d], axis=1), noisy(y, 0.002))
     for name, rel in {'E': 0.05, 'alpha': 0.1, 'beta': 0.1}.items():
-        assert found.params[name] == pytest.approx(expected[name], rel=rel)
+        assert fit.params[name] == pytest.approx(expected[name], rel=rel)
 
 
 def test_bands_of_an_optimum_hold_where_large_runs_are_noisier():
@@ -119,13 +119,13 @@ def test_bands_of_an_optimum_hold_where_large_runs_are_noisier():
     def best(params):
         return joint.optimum(params, Cost(1.0), np.array([64.0]))[0][0]
 
-    held = []
+    inside = []
     for i, error in enumerate(errors):
-        found = curve_fit.fit(forms.find('joint'), x, clean * np.exp(error), bootstrap=40, seed=i)
-        drawn = [best(found.form.params(theta, *found.scales)) for theta in found.replicates]
-        low, high = curve_fit.widen_band(best(found.params), np.array(drawn), found.dof)
-        held.append(low <= best(law) <= high)
-    assert np.mean(held) > 0.8
+        fit = curve_fit.fit(forms.find('joint'), x, clean * np.exp(error), bootstrap=40, seed=i)
+        drawn = [best(fit.form.params(theta, *fit.scales)) for theta in fit.replicates]
+        low, high = curve_fit.widen_band(best(fit.params), np.array(drawn), fit.dof)
+        inside.append(low <= best(law) <= high)
+    assert np.mean(inside) > 0.8
 
 
 def test_outliers_hardly_count():
@@ -134,39 +134,39 @@ def test_outliers_hardly_count():
     close(curve_fit.fit(forms.find('shifted'), X, y).params, TRUE, rel=0.02)
 
 
-def test_says_that_there_is_no_bend():
-    found = curve_fit.fit(forms.find('shifted'), X, noisy(30 * X**-0.3, 0.02))
-    assert any(w.startswith(('no bend: c = 0', 'c is not identified')) for w in found.warnings)
+def test_warns_without_a_bend():
+    fit = curve_fit.fit(forms.find('shifted'), X, noisy(30 * X**-0.3, 0.02))
+    assert any(w.startswith(('no bend: c = 0', 'c is not identified')) for w in fit.warnings)
 
 
 def test_what_is_not_identified_has_no_value():
     """A curve that barely bends leaves its limit open, but not its exponent."""
-    found = curve_fit.fit(forms.find('irreducible'), X, noisy(30 * X**-0.3 + 0.001, 0.05))
-    assert found.unidentified == {'c'}
-    identified = found.identified_params
-    assert identified['c'] is None and identified['a'] == found.params['a']
+    fit = curve_fit.fit(forms.find('irreducible'), X, noisy(30 * X**-0.3 + 0.001, 0.05))
+    assert fit.unidentified == {'c'}
+    identified = fit.identified_params
+    assert identified['c'] is None and identified['a'] == fit.params['a']
     exact = curve_fit.fit(forms.find('irreducible'), X, 30 * X**-0.3 + 0.1)
     assert not exact.unidentified and exact.identified_params == exact.params
 
 
-def test_says_that_there_are_too_few_points():
+def test_warns_of_too_few_points():
     y = shifted(X, **TRUE)
-    found = curve_fit.fit(forms.find('shifted'), X[::8], y[::8])
-    assert 'too few points: 5 for 4 parameters' in found.warnings[0]
+    fit = curve_fit.fit(forms.find('shifted'), X[::8], y[::8])
+    assert 'too few points: 5 for 4 parameters' in fit.warnings[0]
     with pytest.raises(UserError, match='3 points cannot determine the 4 parameters'):
         curve_fit.fit(forms.find('shifted'), X[:3], y[:3])
 
 
 @pytest.mark.parametrize(
-    ('x', 'y', 'words'),
+    ('x', 'y', 'message'),
     [
         (X, np.zeros(40), 'must be finite and positive'),
         (np.full(40, 3.0), shifted(X, **TRUE), 'the same x'),
         (np.stack([X, X], axis=1), shifted(X, **TRUE), 'takes 1 columns'),
     ],
 )
-def test_refuses_what_has_no_logarithm(x, y, words):
-    with pytest.raises(UserError, match=words):
+def test_refuses_what_has_no_logarithm(x, y, message):
+    with pytest.raises(UserError, match=message):
         curve_fit.fit(forms.find('shifted'), x, y)
 
 
@@ -179,9 +179,9 @@ def test_bands_hold_the_curve_and_narrow_with_less_noise():
     widths = []
     for sigma in (0.02, 0.005):
         y = noisy(shifted(X, **TRUE), sigma)
-        found = curve_fit.fit(forms.find('shifted'), X, y, bootstrap=20)
-        low, high = found.predict_band(X)
-        assert np.mean((low <= found.predict(X)) & (found.predict(X) <= high)) > 0.9
+        fit = curve_fit.fit(forms.find('shifted'), X, y, bootstrap=20)
+        low, high = fit.predict_band(X)
+        assert np.mean((low <= fit.predict(X)) & (fit.predict(X) <= high)) > 0.9
         widths.append(np.mean(np.log(high / low)))
     assert widths[1] < widths[0] / 2
 
@@ -198,21 +198,21 @@ def test_frontier():
 def few_points(sigmas, points=7):
     """A fit to a few points for each noise of log y."""
     rng, x = np.random.default_rng(0), np.geomspace(1, 64, points)
-    found = []
+    fits = []
     for sigma in sigmas:
         y = (x**-0.5 + 0.1) * np.exp(sigma * rng.standard_normal(points))
-        found.append(curve_fit.fit(forms.find('power'), x, y, bootstrap=1))
-    return found
+        fits.append(curve_fit.fit(forms.find('power'), x, y, bootstrap=1))
+    return fits
 
 
 def test_curves_of_few_points_share_their_noise():
-    alone = few_points([0.3] * 6)
-    shared = averaging.share_noise([*alone, None])
+    separate = few_points([0.3] * 6)
+    shared = averaging.share_noise([*separate, None])
     assert shared[-1] is None
-    before, after = ([one.noise.std for one in fits] for fits in (alone, shared[:-1]))
+    before, after = ([fit.noise.std for fit in fits] for fits in (separate, shared[:-1]))
     assert np.std(np.log(after)) < 0.5 * np.std(np.log(before))
-    widths = [np.log(np.divide(*one.predict_band(np.array([256.0]))[::-1])) for one in alone]
-    narrower = [np.log(np.divide(*one.predict_band(np.array([256.0]))[::-1])) for one in shared[:6]]
+    widths = [np.log(np.divide(*fit.predict_band(np.array([256.0]))[::-1])) for fit in separate]
+    narrower = [np.log(np.divide(*fit.predict_band(np.array([256.0]))[::-1])) for fit in shared[:6]]
     assert np.mean(narrower) < np.mean(widths)
 
 

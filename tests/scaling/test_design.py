@@ -1,4 +1,4 @@
-"""Errors that are expected of designs, against laws that are drawn and fitted."""
+"""Expected errors of designs, compared with laws that are drawn and fitted."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from vit_jax.scaling.table import OBJECTIVES
 LADDER, GAP = (1.0, 2.0, 4.0, 8.0, 16.0), (1.0, 3.0, 10.0, 30.0, 300.0)
 
 
-def simulated(law, one, target, largest, draws, noise=0.002):
+def simulate(law, design, target, largest, draws, noise=0.002):
     """Standard deviation of predictions by weighted least squares, in units of the noise."""
     form, theta, _ = coverage.DESIGN_LAWS[law]
     form, theta = forms.find(form), np.array(theta)
     rng = np.random.default_rng(0)
-    curve = form.log_value(theta, one.x[:, None] / largest)[0]
+    curve = form.log_value(theta, design.x[:, None] / largest)[0]
     truth = form.log_value(theta, np.array([[target / largest]]))[0][0]
-    runs = Seeds(one.counts, np.zeros(len(one.x)))
+    runs = Seeds(design.counts, np.zeros(len(design.x)))
     missed = []
     for _ in range(draws):
-        y = np.exp(curve + noise * rng.standard_normal(len(curve)) / np.sqrt(one.counts))
-        found = curve_fit.fit(form, one.x, y, objective=OBJECTIVES['log squares'], seeds=runs)
-        missed.append(np.log(found.predict(np.array([target]))[0]) - truth)
+        y = np.exp(curve + noise * rng.standard_normal(len(curve)) / np.sqrt(design.counts))
+        fit = curve_fit.fit(form, design.x, y, objective=OBJECTIVES['log squares'], seeds=runs)
+        missed.append(np.log(fit.predict(np.array([target]))[0]) - truth)
     return np.sqrt(np.mean(np.square(missed))) / noise
 
 
@@ -38,18 +38,20 @@ def test_one_large_run_or_several_small_ones(law, x, better):
     target = 4 * x[-1]
     planned, *_, small = coverage.designs(x, 3, target)
     assert small.name.startswith('without the largest') and small.cost <= planned.cost
-    for one in (planned, small):
-        assert one.errors[law] == pytest.approx(simulated(law, one, target, x[-1], 40), rel=0.35)
+    for design in (planned, small):
+        assert design.errors[law] == pytest.approx(
+            simulate(law, design, target, x[-1], 40), rel=0.35
+        )
     assert (small.errors[law] < planned.errors[law]) == (better == 'small')
 
 
 def test_seeds_of_each_divide_the_error_by_their_root():
-    planned, every, half, _ = coverage.designs(LADDER, 4, 64.0)
-    assert every.cost == 4 * planned.cost == 4 * sum(LADDER)
+    planned, all_seeds, half, _ = coverage.designs(LADDER, 4, 64.0)
+    assert all_seeds.cost == 4 * planned.cost == 4 * sum(LADDER)
     for law in coverage.DESIGN_LAWS:
-        assert every.errors[law] == pytest.approx(planned.errors[law] / 2)
-        assert every.errors[law] < half.errors[law] < planned.errors[law]
-    assert (planned.runs, every.runs, half.runs) == (5, 20, 11)
+        assert all_seeds.errors[law] == pytest.approx(planned.errors[law] / 2)
+        assert all_seeds.errors[law] < half.errors[law] < planned.errors[law]
+    assert (planned.runs, all_seeds.runs, half.runs) == (5, 20, 11)
     repeated = coverage.designs([*LADDER, *LADDER], 1, 64.0)
     assert repeated[0].errors == pytest.approx(
         {law: error / np.sqrt(2) for law, error in planned.errors.items()}
@@ -67,20 +69,22 @@ def get_sweep(arg=None):
 
 
 @pytest.mark.slow
-def test_a_plan_says_what_seeds_cost_and_tell(tmp_path, capsys):
+def test_a_plan_prices_seeds(tmp_path, capsys):
     file = tmp_path / 'sweep.py'
     file.write_text(SWEEP)
     assert main(['scaling', 'plan', str(file), '--seeds', '3']) == 0
-    said = capsys.readouterr().out
-    assert '4 of 8 runs repeat another with a new seed: 50% of FLOPs' in said
-    lines = [line for line in said.splitlines() if line.startswith(('as planned', '3 seeds of e'))]
-    planned, every = (line.rsplit(maxsplit=6) for line in lines)
-    assert int(every[1]) == 3 * int(planned[1]) == 24
-    assert float(every[2]) == pytest.approx(3 * float(planned[2]), rel=1e-3)
-    words = ['scaling', 'plan', '--config', 'experiments/vit/digits.py:smoke', '--seeds', '3']
-    assert main(words) == 0
+    output = capsys.readouterr().out
+    assert '4 of 8 runs repeat another with a new seed: 50% of FLOPs' in output
+    lines = [
+        line for line in output.splitlines() if line.startswith(('as planned', '3 seeds of e'))
+    ]
+    planned, all_seeds = (line.rsplit(maxsplit=6) for line in lines)
+    assert int(all_seeds[1]) == 3 * int(planned[1]) == 24
+    assert float(all_seeds[2]) == pytest.approx(3 * float(planned[2]), rel=1e-3)
+    argv = ['scaling', 'plan', '--config', 'experiments/vit/digits.py:smoke', '--seeds', '3']
+    assert main(argv) == 0
     assert '3 seeds of each: ' in capsys.readouterr().out
-    assert main([*words, '--noise', '2']) == 2
+    assert main([*argv, '--noise', '2']) == 2
     assert '--noise 2: must be more than 0 and less than 1' in capsys.readouterr().err
 
 
@@ -101,14 +105,16 @@ def study(kind, seeds=1):
 
 @pytest.mark.parametrize(('kind', 'seeds'), [('fixed', 1), ('moved', 1), ('moved', 3)])
 def test_the_error_of_an_optimum_is_the_spread_of_simulations(kind, seeds):
-    one, best, target, noise = study(kind, seeds), (1e8, 1e19), 1.2e20, 0.004
-    assert one.runs == 24 * seeds and one.counts.tolist() == [seeds] * 24
-    expected = isoflop_design.expected_errors(one, target, noise, best)
-    law = isoflop_design.typical_law(one, best)
-    y, rng = isoflop_design.predict(law, one.x), np.random.default_rng(0)
-    spread = noise / np.sqrt(one.counts)
+    design, best, target, noise = study(kind, seeds), (1e8, 1e19), 1.2e20, 0.004
+    assert design.runs == 24 * seeds and design.counts.tolist() == [seeds] * 24
+    expected = isoflop_design.expected_errors(design, target, noise, best)
+    law = isoflop_design.typical_law(design, best)
+    y, rng = isoflop_design.predict(law, design.x), np.random.default_rng(0)
+    spread = noise / np.sqrt(design.counts)
     sizes = [
-        isoflop.parabolas(one.n, one.c, y * np.exp(spread * errors), np.ones(24))[0].size(target)
+        isoflop.parabolas(design.n, design.c, y * np.exp(spread * errors), np.ones(24))[0].size(
+            target
+        )
         for errors in rng.standard_normal((200, 24))
     ]
     assert expected.isoflop == pytest.approx(np.std(np.log(sizes)), rel=0.25)
@@ -117,8 +123,8 @@ def test_the_error_of_an_optimum_is_the_spread_of_simulations(kind, seeds):
 def test_sizes_around_each_optimum_halve_the_error_of_fixed_ones():
     errors = []
     for kind in ('fixed', 'moved'):
-        found = isoflop_design.expected_errors(study(kind), 1.2e20, 0.002, (1e8, 1e19))
-        errors.append(np.hypot(found.isoflop, found.bias))
+        expected = isoflop_design.expected_errors(study(kind), 1.2e20, 0.002, (1e8, 1e19))
+        errors.append(np.hypot(expected.isoflop, expected.bias))
     assert errors[1] < 0.6 * errors[0]
     (_, moved) = isoflop_design.alternatives(study('fixed'), 0, (1e8, 1e19))
     assert moved.cost == study('fixed').cost
@@ -126,15 +132,15 @@ def test_sizes_around_each_optimum_halve_the_error_of_fixed_ones():
 
 
 def test_a_plan_of_a_study_counts_its_runs_and_prices_a_precision(capsys):
-    words = ['scaling', 'plan', 'tests/helpers/isoflop_file.py:branched', '--seeds', '3']
-    words += ['--precision', '0.1', '--noise', '0.005', '--optimum', '900@4e8']
-    assert main(words) == 0
-    said = capsys.readouterr().out
-    (planned,) = (line for line in said.splitlines() if line.startswith('as planned'))
+    argv = ['scaling', 'plan', 'tests/helpers/isoflop_file.py:branched', '--seeds', '3']
+    argv += ['--precision', '0.1', '--noise', '0.005', '--optimum', '900@4e8']
+    assert main(argv) == 0
+    output = capsys.readouterr().out
+    (planned,) = (line for line in output.splitlines() if line.startswith('as planned'))
     assert planned.split()[2] == '9', 'trunks are not runs'
     assert float(planned.split()[3]) == pytest.approx(3 * (1e8 + 4e8 + 1.6e9) / 1e18, rel=0.01)
-    (line,) = (line for line in said.splitlines() if 'sizes within' in line and 'joint' in line)
+    (line,) = (line for line in output.splitlines() if 'sizes within' in line and 'joint' in line)
     assert '--precision 0.1' in line
-    assert ' of 9 runs repeat their data more than 4 times' in said
-    assert main([*words[:3], '--optimum', '900']) == 2
+    assert ' of 9 runs repeat their data more than 4 times' in output
+    assert main([*argv[:3], '--optimum', '900']) == 2
     assert '--optimum' in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Manifests: digests, epochs and choices that a reviewer would ask about; pages of both kinds."""
+"""Manifests: digests, epochs and choices that a reviewer would question; pages of both kinds."""
 
 from __future__ import annotations
 
@@ -9,24 +9,29 @@ import pytest
 from vit_jax.scaling import manifest, pages, runs
 
 
-def make_row(folder, parameters=1000, seen=5000, size=1000, lr=1e-3, **optim):
+def make_row(folder, parameters=1000, examples=5000, size=1000, lr=1e-3, **optim):
     folder.mkdir()
     schedule = {'name': 'cosine', 'warmup': '10%'}
     config = {'seed': 0, 'optim': {'name': 'adamw', 'lr': lr, 'schedule': schedule} | optim}
     (folder / 'config.json').write_text(json.dumps(config))
-    row = {'run': str(folder), 'parameters': parameters, 'examples_seen': seen, 'data_size': size}
+    row = {
+        'run': str(folder),
+        'parameters': parameters,
+        'examples_seen': examples,
+        'data_size': size,
+    }
     return row | {'steps': 10, 'batch_size': 500, 'hardware': None}
 
 
-def test_an_entry_has_what_repeats_a_run(tmp_path):
-    (one,) = manifest.entries([make_row(tmp_path / 'a')])
+def test_an_entry_identifies_a_run(tmp_path):
+    (entry,) = manifest.entries([make_row(tmp_path / 'a')])
     expected = {'epochs': 5.0, 'lr': 1e-3, 'warmup': '10%', 'schedule': 'cosine', 'seed': 0}
-    assert {name: one[name] for name in expected} == expected
-    assert (one['parametrization'], len(one['digest'])) == ('standard', 12)
+    assert {name: entry[name] for name in expected} == expected
+    assert (entry['parametrization'], len(entry['digest'])) == ('standard', 12)
     config = json.loads((tmp_path / 'a' / 'config.json').read_text())
-    assert one['digest'] == runs.digest(dict(reversed(config.items())))
-    assert one['digest'] != runs.digest(config | {'seed': 1})
-    header, row = manifest.table([one])
+    assert entry['digest'] == runs.digest(dict(reversed(config.items())))
+    assert entry['digest'] != runs.digest(config | {'seed': 1})
+    header, row = manifest.table([entry])
     assert header[:3] == ['run', 'digest', 'parameters'] and 'hardware' not in header
     assert row[header.index('epochs')] == '5'
 
@@ -41,21 +46,21 @@ def test_an_entry_has_what_repeats_a_run(tmp_path):
 )
 def test_an_entry_names_the_cooldown(tmp_path, cooldown, schedule, share):
     row = make_row(tmp_path / 'a', schedule={'name': 'constant', 'cooldown': cooldown})
-    (one,) = manifest.entries([row])
-    assert (one['schedule'], one['cooldown'], one['data_size']) == (schedule, share, 1000)
+    (entry,) = manifest.entries([row])
+    assert (entry['schedule'], entry['cooldown'], entry['data_size']) == (schedule, share, 1000)
 
 
 def diagnostics(tmp_path, *options):
-    rows = [make_row(tmp_path / str(i), **one) for i, one in enumerate(options)]
+    rows = [make_row(tmp_path / str(i), **row_options) for i, row_options in enumerate(options)]
     return '; '.join(manifest.diagnostics(manifest.entries(rows)))
 
 
 def test_one_rate_for_all_sizes_is_flagged(tmp_path):
-    said = diagnostics(tmp_path, {'parameters': 10}, {'parameters': 20})
-    assert 'one learning rate, 0.001' in said
-    assert 'one warm-up, 10%' in said
-    assert 'data are repeated, up to 5 epochs; 2 of 2 runs see them more than 4 times' in said
-    assert '1 run(s)' in said
+    notes = diagnostics(tmp_path, {'parameters': 10}, {'parameters': 20})
+    assert 'one learning rate, 0.001' in notes
+    assert 'one warm-up, 10%' in notes
+    assert 'data are repeated, up to 5 epochs; 2 of 2 runs see them more than 4 times' in notes
+    assert '1 run(s)' in notes
 
 
 def test_rates_that_were_tried(tmp_path):
@@ -64,16 +69,16 @@ def test_rates_that_were_tried(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ('options', 'words'),
+    ('options', 'text'),
     [
         ([{'lr': 1e-3}, {'parameters': 9, 'lr': 2e-3}], '2 of 2 have'),
         ([{}, {'parametrization': 'mup'}], 'runs differ in parametrization: mup, standard'),
-        ([{'size': None}, {'seen': 7}], '1 of 2 runs'),
+        ([{'size': None}, {'examples': 7}], '1 of 2 runs'),
         ([{'lr': None}], '1 of 1 runs'),
     ],
 )
-def test_other_diagnostics(tmp_path, options, words):
-    assert words in diagnostics(tmp_path, *options)
+def test_other_diagnostics(tmp_path, options, text):
+    assert text in diagnostics(tmp_path, *options)
 
 
 def test_a_page_is_the_same_in_both_formats():
@@ -88,7 +93,7 @@ def test_a_page_is_the_same_in_both_formats():
         '# A < B\n\nsee `scaling fit`\n\n- one\n- two\n\n| x | y |\n| --- | --- |\n'
         '| a\\|b | 2 |\n\n![curves](p.png)\n'
     )
-    found = pages.html_page(blocks, {'p.png': b'\x89PNG'})
+    page = pages.html_page(blocks, {'p.png': b'\x89PNG'})
     for part in (
         '<title>A &lt; B</title>',
         '<h1>A &lt; B</h1>',
@@ -97,4 +102,4 @@ def test_a_page_is_the_same_in_both_formats():
         '<td>a|b</td>',
         'src="data:image/png;base64,iVBORw=="',
     ):
-        assert part in found
+        assert part in page

@@ -1,4 +1,4 @@
-"""Compute-optimal sizes: synthetic truths come back, and bad tables are one line or a note."""
+"""Compute-optimal sizes: synthetic truths are recovered; bad tables give a line or a note."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ def loss(n, d, law=TRUE):
 
 def runs(noise=0.0, center=1.0, law=TRUE, wide=8.0, seed=0):
     """Seven sizes around the optimum of each of five budgets."""
-    rng, made = np.random.default_rng(seed), []
+    rng, rows = np.random.default_rng(seed), []
     for c in BUDGETS:
         for n in center * best_size(c, law) * np.geomspace(1 / wide, wide, 7):
             d = c / 6 / n
             y = loss(n, d, law) * np.exp(noise * rng.standard_normal())
-            made.append({'N': n, 'D': d, 'C': c, 'loss': y})
-    return [{name: repr(float(number)) for name, number in row.items()} for row in made]
+            rows.append({'N': n, 'D': d, 'C': c, 'loss': y})
+    return [{name: repr(float(number)) for name, number in row.items()} for row in rows]
 
 
-def analyze(rows, columns=COLUMNS, **ways):
-    (found,) = points.read(rows, columns)
-    return optimal.analyze(found, optimal.AnalysisOptions(**{'bootstrap': 0} | ways))
+def analyze(rows, columns=COLUMNS, **options):
+    (runs,) = points.read(rows, columns)
+    return optimal.analyze(runs, optimal.AnalysisOptions(**{'bootstrap': 0} | options))
 
 
 @pytest.mark.parametrize('center', [1.0, 3.0])
 def test_the_joint_law_recovers_the_truth_and_parabolas_do_not(center):
-    one = analyze(runs(center=center), target=1e22)
-    joint, parabolas = one.summary['joint'], one.summary['isoflop']
+    analysis = analyze(runs(center=center), target=1e22)
+    joint, parabolas = analysis.summary['joint'], analysis.summary['isoflop']
     assert {name: joint[name] for name in TRUE} == pytest.approx(TRUE, rel=1e-3)
     assert joint['a'] == pytest.approx(0.28 / 0.62, rel=1e-3)
     assert joint['a'] + joint['b'] == pytest.approx(1)
@@ -64,10 +64,10 @@ def test_the_joint_law_recovers_the_truth_and_parabolas_do_not(center):
 def test_how_far_parabolas_are_off():
     law = TRUE | {'alpha': 0.6, 'A': 4e4}
     for center in (0.5, 2.0):
-        found = analyze(runs(center=center, law=law)).summary
-        middle = found['isoflop']['budgets'][2]
+        summary = analyze(runs(center=center, law=law)).summary
+        middle = summary['isoflop']['budgets'][2]
         assert 0.04 < abs(np.log(middle['N'] / best_size(middle['C'], law))) < 0.2
-        assert found['joint']['alpha'] == pytest.approx(0.6, rel=1e-3)
+        assert summary['joint']['alpha'] == pytest.approx(0.6, rel=1e-3)
 
 
 def test_the_optimum_is_that_of_the_law():
@@ -83,15 +83,15 @@ def test_the_optimum_is_that_of_the_law():
 
 @pytest.mark.slow
 def test_bands_hold_the_exponents():
-    one = analyze(runs(noise=0.003), bootstrap=40, target=1e21)
+    analysis = analyze(runs(noise=0.003), bootstrap=40, target=1e21)
     for way in ('joint', 'isoflop', 'frontier'):
-        law = one.summary[way]
+        law = analysis.summary[way]
         low, high = law['bands']['a']
         assert low < 0.28 / 0.62 < high and low < law['a'] < high
         low, high = law['target']['bands']['N']
         assert low < law['target']['N'] < high
-    low, high = one.summary['joint']['target']['bands']['loss']
-    assert low < one.summary['joint']['target']['loss'] < high
+    low, high = analysis.summary['joint']['target']['bands']['loss']
+    assert low < analysis.summary['joint']['target']['loss'] < high
 
 
 FLAT = (  # (N, C, loss) of a study whose smallest size was best at every budget
@@ -135,15 +135,17 @@ def beyond(center):
 
 
 @pytest.mark.parametrize(('center', 'name'), [(0.1, 'largest'), (10.0, 'smallest')])
-def test_an_extreme_size_that_wins_everywhere_is_no_optimum(center, name):
-    found = analyze(beyond(center))
-    assert found.summary['frontier'] is None and found.summary['isoflop'] is None
-    said = '\n'.join(found.notes)
-    assert f'frontier: the {name} size is best at 3 of 3 budgets: their optimum lies beyond' in said
-    assert any(note.startswith('joint: N*') and '3 of 3' in note for note in found.notes)
+def test_an_extreme_best_size_is_not_an_optimum(center, name):
+    analysis = analyze(beyond(center))
+    assert analysis.summary['frontier'] is None and analysis.summary['isoflop'] is None
+    notes = '\n'.join(analysis.notes)
+    assert (
+        f'frontier: the {name} size is best at 3 of 3 budgets: their optimum lies beyond' in notes
+    )
+    assert any(n.startswith('joint: N*') and '3 of 3' in n for n in analysis.notes)
 
 
-def test_two_sizes_are_no_law():
+def test_two_sizes_do_not_give_a_law():
     rows = [
         {'N': str(n), 'C': str(c), 'loss': str(loss(n, c / 6 / n))}
         for c in np.geomspace(1e18, 1e21, 4)
@@ -157,10 +159,10 @@ def test_two_sizes_are_no_law():
         for c, at in best.items()
         for i, n in enumerate(np.geomspace(1e7, 1e9, 7))
     ]
-    found = analyze(rows, points.Columns('N', None, 'C', 'loss'))
-    assert found.frontier.n.tolist() == pytest.approx([1e8, 1e8, 10**8.333], rel=1e-2)
-    assert found.summary['frontier'] is None
-    assert any(note.startswith('no frontier law: fewer than 3 sizes') for note in found.notes)
+    analysis = analyze(rows, points.Columns('N', None, 'C', 'loss'))
+    assert analysis.frontier.n.tolist() == pytest.approx([1e8, 1e8, 10**8.333], rel=1e-2)
+    assert analysis.summary['frontier'] is None
+    assert any(note.startswith('no frontier law: fewer than 3 sizes') for note in analysis.notes)
 
 
 def test_bands_hold_their_estimate():
@@ -172,16 +174,16 @@ def test_bands_hold_their_estimate():
 def test_what_is_not_identified_has_no_number():
     """Noise of 10 % leaves exponents and optima of 15 runs open: in text, JSON and picture."""
     rows = [row for row in runs(noise=0.1, wide=3.0) if float(row['C']) < 2e19]
-    found = analyze(rows, bootstrap=20, target=1e24)
+    analysis = analyze(rows, bootstrap=20, target=1e24)
     for way in ('joint', 'isoflop'):
-        law = found.summary[way]
+        law = analysis.summary[way]
         assert law['a'] is law['b'] is law['target']['N'] is law['target']['D'] is None
-        assert any(line.startswith(f'{way}: a and b are not identified') for line in found.notes)
-    assert found.summary['joint']['alpha'] is found.summary['joint']['A'] is None
-    axes = plots_optimal.draw_optima([found], COLUMNS).axes[0]
+        assert any(line.startswith(f'{way}: a and b are not identified') for line in analysis.notes)
+    assert analysis.summary['joint']['alpha'] is analysis.summary['joint']['A'] is None
+    axes = plots_optimal.draw_optima([analysis], COLUMNS).axes[0]
     assert not [line for line in axes.lines if line.get_marker() == '*']
-    said = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert said == [f'{way}: its exponent is not identified' for way in ('joint', 'isoflop')]
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels == [f'{way}: its exponent is not identified' for way in ('joint', 'isoflop')]
 
 
 @pytest.mark.slow
@@ -193,13 +195,13 @@ def test_a_law_that_is_not_identified_contradicts_nothing():
             y = 2 + 0.1 * np.log(n / 1e6 / (c / 1e15) ** 0.5) ** 2 + 50 * c**-0.1
             rows.append({'N': str(n), 'C': str(c), 'loss': str(y)})
     columns = points.Columns('N', None, 'C', 'loss')
-    found = analyze(rows, columns, bootstrap=20, target=1e19)
-    assert found.summary['joint']['a'] is None
-    assert not [line for line in found.notes if 'contradict' in line]
-    assert found.shown == 'isoflop'
-    axes = plots_optimal.draw_optima([found], columns).axes[0]
+    analysis = analyze(rows, columns, bootstrap=20, target=1e19)
+    assert analysis.summary['joint']['a'] is None
+    assert not [line for line in analysis.notes if 'contradict' in line]
+    assert analysis.shown == 'isoflop'
+    axes = plots_optimal.draw_optima([analysis], columns).axes[0]
     (star,) = (line for line in axes.lines if line.get_marker() == '*')
-    assert star.get_ydata()[0] == found.summary['isoflop']['target']['N']
+    assert star.get_ydata()[0] == analysis.summary['isoflop']['target']['N']
 
 
 @pytest.mark.slow
@@ -209,20 +211,20 @@ def test_the_budget_that_pulls_is_named():
         c, n = float(row['C']), float(row['N'])
         if c < 2e18 and n > best_size(c):
             row['loss'] = str(1.03 * float(row['loss']))
-    found = analyze(rows, bootstrap=20, target=1e22)
-    (line,) = (line for line in found.notes if 'contradict' in line)
+    analysis = analyze(rows, bootstrap=20, target=1e22)
+    (line,) = (line for line in analysis.notes if 'contradict' in line)
     assert 'the runs at C = 1e+18 pull isoflop, which gives N* = ' in line
     assert line.startswith('joint and isoflop contradict each other: a = ')
-    assert f'{found.shown} is shown' in line
+    assert f'{analysis.shown} is shown' in line
 
 
 @pytest.mark.parametrize(
-    ('factor', 'said', 'banded'), [(4, False, True), (100, True, True), (1e5, True, False)]
+    ('factor', 'noted', 'banded'), [(4, False, True), (100, True, True), (1e5, True, False)]
 )
-def test_far_targets_are_named_and_very_far_ones_have_no_band(factor, said, banded):
-    found = analyze(runs(noise=0.003), bootstrap=20, target=factor * BUDGETS[-1])
-    law = found.summary['joint']
-    assert any(f'{factor:.3g} times the largest' in line for line in found.notes) == said
+def test_far_targets_are_named_and_very_far_ones_have_no_band(factor, noted, banded):
+    analysis = analyze(runs(noise=0.003), bootstrap=20, target=factor * BUDGETS[-1])
+    law = analysis.summary['joint']
+    assert any(f'{factor:.3g} times the largest' in line for line in analysis.notes) == noted
     assert ('N' in law['target']['bands']) == banded and law['target']['N'] is not None
 
 
@@ -244,9 +246,9 @@ def test_runs_whose_data_follow_from_their_size_have_no_law(exponent):
     for n in np.geomspace(5e6, 8e8, 14):
         d = 20 * n**exponent * 1e8 ** (1 - exponent)
         rows.append({'N': repr(float(n)), 'D': repr(float(d)), 'loss': repr(float(loss(n, d)))})
-    found = analyze(rows, bootstrap=20, target=1e22)
-    assert found.summary['joint'] is None
-    assert any('all runs have D = ' in line for line in found.notes)
+    analysis = analyze(rows, bootstrap=20, target=1e22)
+    assert analysis.summary['joint'] is None
+    assert any('all runs have D = ' in line for line in analysis.notes)
 
 
 def test_inference_wants_a_smaller_model_trained_longer():
@@ -256,16 +258,16 @@ def test_inference_wants_a_smaller_model_trained_longer():
     assert little['N'] == pytest.approx(best_size(1e20), rel=1e-2)
     assert little['saved'] == pytest.approx(0, abs=1e-6)
     served = 1e12
-    found = inference_cost.cheapest(TRUE, cost, 1e20, served)
+    model = inference_cost.cheapest(TRUE, cost, 1e20, served)
     n = best_size(1e20) * np.geomspace(0.3, 1, 2001)
     with np.errstate(invalid='ignore'):
-        d = ((found['loss'] - TRUE['E'] - TRUE['A'] * n ** -TRUE['alpha']) / TRUE['B']) ** (
+        d = ((model['loss'] - TRUE['E'] - TRUE['A'] * n ** -TRUE['alpha']) / TRUE['B']) ** (
             -1 / TRUE['beta']
         )
     total = 6 * n * d + 2 * n * served
-    assert found['total'] == pytest.approx(np.nanmin(total), rel=1e-4)
-    assert found['N'] == pytest.approx(n[np.nanargmin(total)], rel=1e-2)
-    assert loss(found['N'], found['D']) == pytest.approx(found['loss'])
+    assert model['total'] == pytest.approx(np.nanmin(total), rel=1e-4)
+    assert model['N'] == pytest.approx(n[np.nanargmin(total)], rel=1e-2)
+    assert loss(model['N'], model['D']) == pytest.approx(model['loss'])
     law = analyze(runs(0.003), bootstrap=10, target=1e21, served=1e13)
     best = law.summary['joint']['inference']
     low, high = best['bands']['N']
@@ -284,38 +286,38 @@ def repeated(unique, noise=0.0):
     return [{name: repr(float(value)) for name, value in row.items()} for row in rows]
 
 
-def test_repeated_data_are_no_seeds_but_moved_to_new_data():
-    found = analyze(repeated((1e8, 1e9, 1e11), 1e-4), bootstrap=10)
-    law = found.summary['joint']
+def test_repeated_data_are_converted_to_new_data():
+    analysis = analyze(repeated((1e8, 1e9, 1e11), 1e-4), bootstrap=10)
+    law = analysis.summary['joint']
     assert {name: law[name] for name in TRUE} == pytest.approx(TRUE, rel=0.1)
-    (line,) = (line for line in found.notes if 'repeated' in line)
+    (line,) = (line for line in analysis.notes if 'repeated' in line)
     assert 'R_D = 15' in line and '300 times' in line
 
 
 def test_repeats_without_other_data_are_named():
-    found = analyze(repeated((1e8,)), bootstrap=0)
-    assert any('repeated up to 300 times' in line for line in found.notes)
-    assert found.points.unique.max() == 1e8
+    analysis = analyze(repeated((1e8,)), bootstrap=0)
+    assert any('repeated up to 300 times' in line for line in analysis.notes)
+    assert analysis.points.unique.max() == 1e8
 
 
 def test_two_of_three_columns_suffice():
     for columns in (('N', 'D', None), ('N', None, 'C'), (None, 'D', 'C')):
-        found = analyze(runs(), points.Columns(*columns, 'loss'))
-        assert found.summary['joint']['alpha'] == pytest.approx(0.34, rel=1e-3)
+        analysis = analyze(runs(), points.Columns(*columns, 'loss'))
+        assert analysis.summary['joint']['alpha'] == pytest.approx(0.34, rel=1e-3)
     with pytest.raises(UserError, match='two of --n, --d and --c'):
         points.Columns('N', None, None, 'loss')
 
 
-def test_compute_that_is_no_multiple_of_size_and_data():
+def test_compute_as_a_power_law_of_size_and_data():
     rows = [row | {'C': repr(5 * float(row['N']) ** 1.02 * float(row['D']))} for row in runs()]
-    (found,) = points.read(rows, points.Columns('N', 'D', 'C', 'loss'))
-    assert found.cost.p == pytest.approx(1.02) and 'power law' in found.notes[0]
+    (runs_read,) = points.read(rows, points.Columns('N', 'D', 'C', 'loss'))
+    assert runs_read.cost.p == pytest.approx(1.02) and 'power law' in runs_read.notes[0]
     rows = [row | {'C': repr(7 * float(row['N']) * float(row['D']))} for row in runs()]
-    (found,) = points.read(rows, points.Columns('N', 'D', 'C', 'loss'))
-    assert found.cost.text == 'C = 7 N D' and not found.notes
+    (runs_read,) = points.read(rows, points.Columns('N', 'D', 'C', 'loss'))
+    assert runs_read.cost.text == 'C = 7 N D' and not runs_read.notes
     rows = [row | {'C': str(1e-3 * float(row['N']) * float(row['D']))} for row in runs()]
-    (found,) = points.read(rows, points.Columns('N', 'D', 'C', 'loss'))
-    assert says(found.notes, 'C is 0.001 N D', 'are N parameters, D tokens')
+    (runs_read,) = points.read(rows, points.Columns('N', 'D', 'C', 'loss'))
+    assert says(runs_read.notes, 'C is 0.001 N D', 'are N parameters, D tokens')
 
 
 def test_held_out_compute_has_no_part_in_the_fit():
@@ -365,20 +367,20 @@ def test_budgets_are_told_apart_where_runs_are_dense():
         ({'finished': '0'}, 'line 4: left out, it is not finished'),
     ],
 )
-def test_rows_that_are_no_points_are_left_out_by_name(spoil, note):
+def test_unusable_rows_are_left_out_by_name(spoil, note):
     rows = runs()
     rows[2] |= spoil
-    found = analyze(rows)
-    assert [line.startswith(note) for line in found.points.left_out] == [True]
-    assert found.summary['joint']['alpha'] == pytest.approx(0.34, rel=1e-3)
+    analysis = analyze(rows)
+    assert [line.startswith(note) for line in analysis.points.left_out] == [True]
+    assert analysis.summary['joint']['alpha'] == pytest.approx(0.34, rel=1e-3)
 
 
 def test_two_rows_of_one_run_count_once():
     rows = runs()
-    found = analyze([*rows, rows[3], rows[3] | {'loss': '3'}])
-    assert len(found.points.y) == len(rows)
-    assert says(found.notes[0], '1 row(s) are copies')
-    assert 'the mean of their log losses is weighted by their number' in found.notes[1]
+    analysis = analyze([*rows, rows[3], rows[3] | {'loss': '3'}])
+    assert len(analysis.points.y) == len(rows)
+    assert says(analysis.notes[0], '1 row(s) are copies')
+    assert 'the mean of their log losses is weighted by their number' in analysis.notes[1]
 
 
 @pytest.mark.parametrize(
@@ -391,18 +393,18 @@ def test_two_rows_of_one_run_count_once():
     ],
 )
 def test_no_joint_law_where_the_points_do_not_determine_one(rows, note):
-    found = analyze(rows)
-    assert found.summary['joint'] is None
-    assert any(note in line for line in found.notes)
+    analysis = analyze(rows)
+    assert analysis.summary['joint'] is None
+    assert any(note in line for line in analysis.notes)
 
 
 def test_a_search_that_does_not_converge_gives_no_law(monkeypatch):
     from vit_jax.scaling import curve_fit
 
     monkeypatch.setattr(curve_fit, '_SETTLE', 0)
-    found = analyze(runs())
-    assert found.summary['joint'] is None
-    assert 'no joint law: the fit did not converge' in ' '.join(found.notes)
+    analysis = analyze(runs())
+    assert analysis.summary['joint'] is None
+    assert 'no joint law: the fit did not converge' in ' '.join(analysis.notes)
 
 
 def write(path, rows):
@@ -418,8 +420,8 @@ def test_the_command(tmp_path, capsys):
     rows = [row | {'m': 'a'} for row in runs(noise=0.002)]
     rows += [row | {'m': 'b'} for row in runs(noise=0.002, law=law)]
     write(tmp_path / 'runs.csv', rows)
-    words = ['--csv', tmp_path / 'runs.csv', '--n', 'N', '--d', 'D', '--y', 'loss', '--c', 'C']
-    words += [
+    argv = ['--csv', tmp_path / 'runs.csv', '--n', 'N', '--d', 'D', '--y', 'loss', '--c', 'C']
+    argv += [
         '--by',
         'm',
         '--target',
@@ -431,8 +433,8 @@ def test_the_command(tmp_path, capsys):
         '--bootstrap',
         '9',
     ]
-    words += ['--json', tmp_path / 'out.json', '--output', tmp_path / 'out.png']
-    assert cli.main(['scaling', 'optimal', *map(str, words)]) == 0
+    argv += ['--json', tmp_path / 'out.json', '--output', tmp_path / 'out.png']
+    assert cli.main(['scaling', 'optimal', *map(str, argv)]) == 0
     shown = capsys.readouterr().out
     assert shown.count('with inference on 1e+12') == 2
     assert 'C = 6 N D' in shown and 'parabolas are biased' in shown
@@ -448,7 +450,7 @@ def test_the_command(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ('spoil', 'words', 'message'),
+    ('spoil', 'argv', 'message'),
     [
         ({}, ['--n', 'N'], 'two of --n, --d and --c'),
         ({}, ['--n', 'M', '--d', 'D'], "--n: unknown column 'M'"),
@@ -460,9 +462,9 @@ def test_the_command(tmp_path, capsys):
         ({}, ['--n', 'N', '--d', 'D', '--target', '-1'], '--target -1: must be positive'),
     ],
 )
-def test_mistakes_are_one_line(tmp_path, capsys, spoil, words, message):
+def test_mistakes_are_one_line(tmp_path, capsys, spoil, argv, message):
     write(tmp_path / 'runs.csv', [row | spoil for row in runs()])
-    words = ['--csv', str(tmp_path / 'runs.csv'), '--y', 'loss', *words]
-    assert cli.main(['scaling', 'optimal', *words]) == 2
+    argv = ['--csv', str(tmp_path / 'runs.csv'), '--y', 'loss', *argv]
+    assert cli.main(['scaling', 'optimal', *argv]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count('\n') == 1

@@ -82,7 +82,7 @@ def test_chips_are_counted_not_cores(tmp_path, hardware, chips):
     assert (row['chip_hours'] or 0) == pytest.approx(chips * 30 / 3600)
 
 
-def test_of_text_tokens_and_sentences_are_what_was_counted(tmp_path):
+def test_tokens_and_sentences_are_counted(tmp_path):
     """Whatever the batch size, which counts padding: 3 s at one rate, then 5 s at another."""
     rates = ('train/step_sec', 'train/sentences_per_sec', 'train/tokens_per_sec')
     lines = [
@@ -98,7 +98,7 @@ def test_of_text_tokens_and_sentences_are_what_was_counted(tmp_path):
     assert (row['examples_seen'], row['tokens_seen']) == (None, None)
 
 
-def test_what_a_folder_does_not_tell_stays_empty(tmp_path):
+def test_unknown_cells_stay_empty(tmp_path):
     (row,) = runs.collect([make_run(tmp_path / 'a', lines=[])], lambda meta: 7)
     unknown = ('parameters', 'data_size', 'flops', 'chip_hours', 'hardware')
     assert [row[name] for name in unknown] == [None] * 5
@@ -125,14 +125,16 @@ def test_a_folder_without_runs_is_a_mistake(tmp_path):
         runs.collect([tmp_path], lambda meta: None)
 
 
-def test_runs_of_other_tasks_stand_beside_no_classifiers(tmp_path):
+def test_classifiers_are_separated_from_other_tasks(tmp_path):
     for name in ('classify', 'detect', 'classify'):
         make_run(tmp_path / str(len(list(tmp_path.iterdir()))), task={'name': name})
     rows = list(csv.DictReader(io.StringIO(runs.to_csv(runs.collect([tmp_path], lambda m: None)))))
-    kept, left_out = runs.select_classification(rows, ('model',))
-    assert [row['run'][-1] for row in kept] == ['0', '2']
+    classifiers, left_out = runs.select_classification(rows, ('model',))
+    assert [row['run'][-1] for row in classifiers] == ['0', '2']
     assert says(left_out, f'{tmp_path}/1: ', 'detect')
     assert runs.select_classification(rows, ('config.task.name',)) == (rows, [])
     assert runs.select_classification(rows[1:2], ()) == (rows[1:2], []), 'none of them classifies'
-    (alone,) = runs.collect([tmp_path / '0'], lambda meta: None)
-    assert runs.select_classification([alone], ()) == ([alone], []), 'they have no column of tasks'
+    (single,) = runs.collect([tmp_path / '0'], lambda meta: None)
+    assert runs.select_classification([single], ()) == ([single], []), (
+        'they have no column of tasks'
+    )

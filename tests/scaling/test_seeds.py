@@ -1,4 +1,4 @@
-"""Runs that differ in the seed alone: means, weights, measured noise, and what readers are told."""
+"""Runs that differ only in the seed: means, weights, measured noise, and notes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ X = np.geomspace(1e3, 1e6, 6)
 COUNTS = (4, 3, 2, 2, 1, 1)
 
 
-def made(sigma=0.03, counts=COUNTS, seed=0, law=lambda x: 5 * x**-0.4):
+def make_rows(sigma=0.03, counts=COUNTS, seed=0, law=lambda x: 5 * x**-0.4):
     """Rows of a table: several seeds at most x."""
     rng = np.random.default_rng(seed)
     return [
@@ -46,14 +46,14 @@ def ask(**options):
     return table.FitOptions(**shared | {'seed': 'seed'} | options)
 
 
-def one(rows, **options):
+def fit_one(rows, **options):
     (curve,) = table.fit_curves(rows, ask(**options))
     return curve
 
 
 def test_rows_of_one_x_are_a_point_with_their_spread():
-    rows = made()
-    curve = one(rows)
+    rows = make_rows()
+    curve = fit_one(rows)
     logs = [np.log([float(r['loss']) for r in rows if float(r['x']) == x]) for x in X]
     assert curve.x[:, 0].tolist() == X.tolist()
     assert curve.y == pytest.approx(np.exp([np.mean(values) for values in logs]))
@@ -62,25 +62,25 @@ def test_rows_of_one_x_are_a_point_with_their_spread():
     shown = summarize([curve], ask())['curves'][0]['seeds']
     assert (shown['runs'], shown['points'], shown['repeated']) == (13, 6, 4)
     assert shown['noise'] == pytest.approx(0.03, rel=0.5)
-    said = pages.markdown(report.report_blocks(summarize([curve], ask()), []))
-    assert '13 runs at 6 points, 4 of them with several seeds, whose standard deviation is' in said
+    page = pages.markdown(report.report_blocks(summarize([curve], ask()), []))
+    assert '13 runs at 6 points, 4 of them with several seeds, whose standard deviation is' in page
 
 
-def test_least_squares_of_weighted_means_are_those_of_all_runs():
-    rows = made()
+def test_weighted_means_are_fitted_like_all_runs():
+    rows = make_rows()
     x, y = (np.array([float(row[name]) for row in rows]) for name in ('x', 'loss'))
-    curve, power = one(rows), forms.find('power')
+    curve, power = fit_one(rows), forms.find('power')
     squares = OBJECTIVES['log squares']
-    every = curve_fit.fit(power, x, y, objective=squares)
+    all_runs = curve_fit.fit(power, x, y, objective=squares)
     means = curve_fit.fit(power, curve.x, curve.y, objective=squares, seeds=curve.seeds)
     alike = curve_fit.fit(power, curve.x, curve.y, objective=squares)
-    assert means.params == pytest.approx(every.params, rel=1e-4)
-    assert abs(alike.params['b'] / every.params['b'] - 1) > 1e-4
+    assert means.params == pytest.approx(all_runs.params, rel=1e-4)
+    assert abs(alike.params['b'] / all_runs.params['b'] - 1) > 1e-4
 
 
 def test_seeds_measure_the_noise_of_points_that_a_curve_goes_through():
-    rows = [row for row in made(counts=(3,) * 6) if float(row['x']) < 5e3]
-    curve = one(rows, bootstrap=20)
+    rows = [row for row in make_rows(counts=(3,) * 6) if float(row['x']) < 5e3]
+    curve = fit_one(rows, bootstrap=20)
     lonely = curve_fit.fit(forms.find('power'), curve.x, curve.y, bootstrap=20)
     assert len(curve.y) == 2 == len(forms.find('power').names)
     assert lonely.noise.std < 1e-6
@@ -91,53 +91,57 @@ def test_seeds_measure_the_noise_of_points_that_a_curve_goes_through():
 
 
 def test_a_form_that_misses_the_points_by_more_than_seeds_differ():
-    curve = one(made(sigma=0.002, counts=(3,) * 6, law=lambda x: 5 * x**-0.4 + 0.1), bootstrap=3)
+    curve = fit_one(
+        make_rows(sigma=0.002, counts=(3,) * 6, law=lambda x: 5 * x**-0.4 + 0.1), bootstrap=3
+    )
     assert not curve.fit.noise.measured
     assert 'the form misses the points by' in curve.fit.warnings[0]
     free = len(X) - 2
     assert noise.pool_noise(np.full(6, 1e-3), free, curve.seeds).measured
 
 
-def covered(count, draws=8):
-    held = []
+def measure_coverage(count, draws=8):
+    results = []
     for i in range(draws):
-        curve = one(made(counts=(count,) * 6, seed=i), form='power', bootstrap=20, seed='seed')
+        curve = fit_one(
+            make_rows(counts=(count,) * 6, seed=i), form='power', bootstrap=20, seed='seed'
+        )
         low, high = curve.fit.predict_band(np.array([4e6]))
-        held.append((low <= 5 * 4e6**-0.4 <= high, np.log(high / low)))
-    return np.mean(held, axis=0)
+        results.append((low <= 5 * 4e6**-0.4 <= high, np.log(high / low)))
+    return np.mean(results, axis=0)
 
 
 def test_bands_of_repeated_points_hold_the_truth_and_are_narrower():
-    share, width = covered(4)
-    _, alone = covered(1)
+    share, width = measure_coverage(4)
+    _, single_width = measure_coverage(1)
     assert share >= 0.8
-    assert width < 0.8 * alone
+    assert width < 0.8 * single_width
 
 
 def test_one_seed_twice_at_one_x_is_a_mistake():
-    rows = made()
+    rows = make_rows()
     rows[1] = rows[1] | {'seed': '0'}
     with pytest.raises(UserError, match='lines 2 and 3 have the same x and the same seed'):
-        one(rows)
+        fit_one(rows)
     with pytest.raises(UserError, match='--seed: unknown column'):
-        one(made(), seed='sead')
+        fit_one(make_rows(), seed='sead')
 
 
-def test_without_the_flag_rows_stay_points_of_their_own():
-    assert len(one(made(), seed=None).y) == sum(COUNTS)
+def test_without_the_flag_each_row_is_a_point():
+    assert len(fit_one(make_rows(), seed=None).y) == sum(COUNTS)
 
 
 def test_copies_count_once_and_one_run_has_one_loss():
-    rows = [row | {'run': str(i)} for i, row in enumerate(made())]
-    curve = one([*rows, rows[2]])
+    rows = [row | {'run': str(i)} for i, row in enumerate(make_rows())]
+    curve = fit_one([*rows, rows[2]])
     assert curve.seeds.counts.sum() == len(rows)
     assert says(curve.notes, '1 row(s) are copies')
     rows[2]['finished'] = '0'
-    assert one(rows).notes[0].startswith('1 row(s) are of unfinished runs')
+    assert fit_one(rows).notes[0].startswith('1 row(s) are of unfinished runs')
     with pytest.raises(
         UserError, match=r"lines 4 and 15: the run '2' has two values of loss at x=1000\.0"
     ):
-        one([*rows, rows[2] | {'loss': '1'}])
+        fit_one([*rows, rows[2] | {'loss': '1'}])
 
 
 def make_run(folder, seed, steps=100, **sections):
@@ -149,25 +153,25 @@ def make_run(folder, seed, steps=100, **sections):
     return folder
 
 
-def collected(folder):
+def collect_settings(folder):
     rows = runs.collect([folder], lambda meta: None)
     return {row['run'].rpartition('/')[2]: row.get('setting') for row in rows}
 
 
-def test_collect_knows_runs_that_differ_in_the_seed_alone(tmp_path):
+def test_collect_recognizes_seeds_of_a_setting(tmp_path):
     for name, seed, steps in (('a', 0, 100), ('b', 1, 100), ('c', 0, 200)):
         make_run(tmp_path / name, seed, steps)
-    found = collected(tmp_path)
-    assert found['a'] == found['b'] != found['c']
-    said = '; '.join(
+    settings = collect_settings(tmp_path)
+    assert settings['a'] == settings['b'] != settings['c']
+    notes = '; '.join(
         manifest.diagnostics(manifest.entries(runs.collect([tmp_path], lambda m: None)))
     )
-    assert '1 of 2 settings have 2 seeds, the others one' in said
+    assert '1 of 2 settings have 2 seeds, the others one' in notes
     rows = [
         {key: str(value) for key, value in row.items()}
         for row in runs.collect([tmp_path], lambda meta: None)
     ]
-    curve = one(rows, x=('examples_seen',), y='test/loss', seed=None)
+    curve = fit_one(rows, x=('examples_seen',), y='test/loss', seed=None)
     assert sorted(curve.seeds.counts) == [1, 2]
 
 
@@ -176,9 +180,9 @@ def test_branches_of_trunks_that_differ_in_the_seed_are_one_setting(tmp_path):
         # One goes on for a longer branch.
         trunk = make_run(tmp_path / f'trunk{seed}', seed, 100 * (1 + seed))
         make_run(tmp_path / f'branch{seed}', seed, 50, branch={'from': str(trunk), 'step': 40})
-    found = collected(tmp_path)
-    assert set(found) == {'branch0', 'branch1'}
-    assert found['branch0'] == found['branch1'] is not None
+    settings = collect_settings(tmp_path)
+    assert set(settings) == {'branch0', 'branch1'}
+    assert settings['branch0'] == settings['branch1'] is not None
     (tmp_path / 'trunk1' / 'config.json').write_text('damaged')
     assert runs.setting({'seed': 1, 'branch': {'from': str(tmp_path / 'trunk1')}})
 
@@ -186,13 +190,13 @@ def test_branches_of_trunks_that_differ_in_the_seed_are_one_setting(tmp_path):
 def test_without_repetitions_there_is_no_column(tmp_path):
     for seed in (0, 1):
         make_run(tmp_path / str(seed), seed, steps=100 + seed)
-    assert set(collected(tmp_path).values()) == {None}
-    said = manifest.diagnostics(manifest.entries(runs.collect([tmp_path], lambda meta: None)))
-    assert 'one seed for each of 2 settings: noise between seeds is not measured' in said
+    assert set(collect_settings(tmp_path).values()) == {None}
+    notes = manifest.diagnostics(manifest.entries(runs.collect([tmp_path], lambda meta: None)))
+    assert 'one seed for each of 2 settings: noise between seeds is not measured' in notes
 
 
 def test_pictures_have_a_bar_at_each_repeated_point():
-    curve = one(made())
+    curve = fit_one(make_rows())
     figure = plots.draw_curves([curve], ask())
     (bars,) = figure.axes[0].containers
     segments = bars.lines[2][0].get_segments()
@@ -212,14 +216,14 @@ def test_rows_of_one_size_and_data_weigh_in_the_joint_law():
     (read,) = points.read(rows, points.Columns('N', 'D', None, 'loss'))
     assert sorted(set(read.seeds.counts)) == [1, 3]
     assert read.seeds.noise == pytest.approx(0.01, rel=0.4)
-    found = optimal.analyze(read, optimal.AnalysisOptions(bootstrap=0))
-    assert found.joint.noise.measured and 'weighted by their number' in found.notes[0]
+    analysis = optimal.analyze(read, optimal.AnalysisOptions(bootstrap=0))
+    assert analysis.joint.noise.measured and 'weighted by their number' in analysis.notes[0]
 
 
-def test_the_words_on_seeds():
+def test_the_text_on_seeds():
     counts, squares = np.array([2, 1]), np.array([0.0008, 0.0])
-    words = noise.Seeds(counts, squares).text
-    assert says(words, '3 runs at 2 points', '1 with several seeds', '2.8 %')
+    text = noise.Seeds(counts, squares).text
+    assert says(text, '3 runs at 2 points', '1 with several seeds', '2.8 %')
     assert noise.single_runs(3).text == ''
 
 
@@ -245,20 +249,20 @@ def parabolas(rows, **options):
 
 def test_parabolas_weigh_means_by_their_runs():
     rows = at_equal_compute(sizes=5)
-    found = parabolas(rows)
-    assert (len(found.points.y), found.points.seeds.counts.max()) == (15, 3)
+    analysis = parabolas(rows)
+    assert (len(analysis.points.y), analysis.points.seeds.counts.max()) == (15, 3)
     first = [row for row in rows if row['C'] == repr(1e18)]
     log_n, y = (np.array([float(row[name]) for row in first]) for name in ('N', 'loss'))
     square, linear, _ = np.polyfit(np.log(log_n), y, 2)
-    assert np.log(found.parabolas.n[0]) == pytest.approx(-linear / (2 * square), abs=1e-3)
+    assert np.log(analysis.parabolas.n[0]) == pytest.approx(-linear / (2 * square), abs=1e-3)
 
 
-def test_seeds_alone_give_parabolas_of_three_sizes_a_band():
+def test_seeds_give_parabolas_of_three_sizes_a_band():
     law = parabolas(at_equal_compute(), bootstrap=40).summary['isoflop']
     low, high = law['bands']['a']
     assert low < law['a'] < high and abs(law['a'] - 0.5) < high - low < 0.05
-    alone = [row for row in at_equal_compute() if int(row['run']) % 7 in (0, 3, 6)]
-    assert parabolas(alone, bootstrap=40).summary['isoflop']['bands'] == {}
+    single_runs = [row for row in at_equal_compute() if int(row['run']) % 7 in (0, 3, 6)]
+    assert parabolas(single_runs, bootstrap=40).summary['isoflop']['bands'] == {}
 
 
 def test_runs_of_one_setting_are_a_point_of_the_joint_law():

@@ -1,4 +1,4 @@
-"""Star sweeps: known exponents and optimal shapes come back, and bad tables are one line."""
+"""Star sweeps: known exponents and optimal shapes are recovered; bad tables give one line."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ def loss(at, t):
 
 def runs(noise=0.0, seed=0):
     """Five sizes of each dimension, five budgets each."""
-    rng, made = np.random.default_rng(seed), []
+    rng, rows = np.random.default_rng(seed), []
     for name, middle in CENTER.items():
         for size in middle * np.array([1 / 8, 1 / 4, 1 / 2, 1, 2]):
             for t in (1e2, 1e3, 1e4, 1e5, 1e6):
                 at = CENTER | {name: float(size)}
                 y = loss(at, t) * np.exp(noise * rng.standard_normal())
-                seen = t / (2 * at['width'] ** 1.5 * at['depth'])
-                made.append(at | {'t': t, 'loss': y, 'examples': seen})
-    return [{key: repr(float(value)) for key, value in row.items()} for row in made]
+                examples = t / (2 * at['width'] ** 1.5 * at['depth'])
+                rows.append(at | {'t': t, 'loss': y, 'examples': examples})
+    return [{key: repr(float(value)) for key, value in row.items()} for row in rows]
 
 
 def test_known_optima_come_back_without_noise():
-    found = shape.read_star(runs(), COLUMNS)
-    assert found.center == CENTER and found.notes == ()
-    shapes = shape.fit_shapes(found)
+    star = shape.read_star(runs(), COLUMNS)
+    assert star.center == CENTER and star.notes == ()
+    shapes = shape.fit_shapes(star)
     for name, law in TRUE.items():
         assert shapes.exponent(name) == (pytest.approx(law.s, rel=1e-3), [])
         assert shapes.best(name, 1e8)[0] == pytest.approx(law.best(1e8), rel=1e-2)
@@ -55,7 +55,7 @@ def test_known_optima_come_back_without_noise():
     start = {name: law.best(1e4) for name, law in TRUE.items()}
     expected = {name: law.best(1e7) for name, law in TRUE.items()}
     assert shapes.scaled(start, 1e3) == pytest.approx(expected, rel=1e-2)
-    assert found.cost(CENTER) == pytest.approx(2 * 512**1.5 * 16, rel=1e-6)
+    assert star.cost(CENTER) == pytest.approx(2 * 512**1.5 * 16, rel=1e-6)
 
 
 def test_the_closed_form_is_the_minimum():
@@ -68,14 +68,14 @@ def test_the_closed_form_is_the_minimum():
 @pytest.mark.slow
 def test_bands_hold_the_exponents():
     shapes = shape.fit_shapes(shape.read_star(runs(noise=0.005, seed=1), COLUMNS), bootstrap=20)
-    held = 0
+    inside = 0
     for name, law in TRUE.items():
         s, (low, high) = shapes.exponent(name)
         assert s == pytest.approx(law.s, rel=0.12)
-        held += low <= law.s <= high
+        inside += low <= law.s <= high
         low, high = shapes.best(name, 1e8)[1]
-        held += low <= law.best(1e8) <= high
-    assert held >= 5
+        inside += low <= law.best(1e8) <= high
+    assert inside >= 5
 
 
 def test_runs_off_the_rays_and_without_values_are_left_out():
@@ -83,13 +83,13 @@ def test_runs_off_the_rays_and_without_values_are_left_out():
     rows += [CENTER | {'width': 64.0, 'depth': 2.0, 't': 1e4, 'loss': 9.0, 'examples': 1.0}]
     rows += [dict(rows[3]) | {'loss': 'nan'}, dict(rows[3]) | {'loss': '', 'run': 'a'}]
     rows += [dict(rows[3]) | {'finished': 0, 'run': 'b'}]
-    found = shape.read_star([{k: str(v) for k, v in row.items()} for row in rows], COLUMNS)
-    assert len(found.notes) == 4
-    assert says(found.notes[0], f'line {len(rows) - 1}: left out', 'loss is nan')
-    assert says(found.notes[1], 'a: left out', 'no loss')
-    assert says(found.notes[2], 'b: left out', 'not finished')
-    assert found.notes[3].startswith('1 run(s) differ from the center in more than one dimension')
-    assert sum(len(ray.x) for ray in found.rays.values()) == len(runs()) + 30
+    star = shape.read_star([{k: str(v) for k, v in row.items()} for row in rows], COLUMNS)
+    assert len(star.notes) == 4
+    assert says(star.notes[0], f'line {len(rows) - 1}: left out', 'loss is nan')
+    assert says(star.notes[1], 'a: left out', 'no loss')
+    assert says(star.notes[2], 'b: left out', 'not finished')
+    assert star.notes[3].startswith('1 run(s) differ from the center in more than one dimension')
+    assert sum(len(ray.x) for ray in star.rays.values()) == len(runs()) + 30
 
 
 def test_a_dimension_that_only_helps_has_no_optimum():
@@ -103,7 +103,7 @@ def test_a_dimension_that_only_helps_has_no_optimum():
 
 
 @pytest.mark.parametrize(
-    ('spoil', 'words'),
+    ('spoil', 'message'),
     [
         (lambda rows: [row | {'t': '100'} for row in rows], 'width: 1 budgets around the center'),
         (lambda rows: [row | {'mlp': '9'} for row in rows], 'mlp: 1 sizes around the center'),
@@ -113,12 +113,12 @@ def test_a_dimension_that_only_helps_has_no_optimum():
         (lambda rows: [{'t': '1', 'loss': '2'}], "--shape: unknown column 'width'"),
     ],
 )
-def test_bad_tables_are_one_line(spoil, words):
-    columns = shape.StarColumns(('width',) if 'runs' in words else COLUMNS.shape, 't', 'loss')
+def test_bad_tables_are_one_line(spoil, message):
+    columns = shape.StarColumns(('width',) if 'runs' in message else COLUMNS.shape, 't', 'loss')
     rows = spoil(runs())
     with pytest.raises(UserError) as caught:
         shape.read_star(rows, columns)
-    assert words in str(caught.value) and '\n' not in str(caught.value)
+    assert message in str(caught.value) and '\n' not in str(caught.value)
 
 
 def test_a_search_that_does_not_converge_gives_no_law(monkeypatch):
@@ -128,9 +128,9 @@ def test_a_search_that_does_not_converge_gives_no_law(monkeypatch):
 
 
 def test_the_picture_has_the_optimum_of_each_budget():
-    found = shape.read_star(runs(), COLUMNS)
-    axes = plots_optimal.draw_shape(found, shape.fit_shapes(found), COLUMNS, target=1e7).axes
-    assert [one.get_title(loc='left') for one in axes] == [
+    star = shape.read_star(runs(), COLUMNS)
+    axes = plots_optimal.draw_shape(star, shape.fit_shapes(star), COLUMNS, target=1e7).axes
+    assert [panel.get_title(loc='left') for panel in axes] == [
         'width ~ t^0.267',
         'depth ~ t^0.364',
         'mlp ~ t^0.364',
@@ -146,26 +146,26 @@ def test_the_command(tmp_path, capsys):
         writer = csv.DictWriter(file, runs()[0])
         writer.writeheader()
         writer.writerows(runs())
-    words = ['scaling', 'shape', '--csv', str(path), '--shape', 'width,depth,mlp', '--t', 't']
-    words += ['--y', 'loss', '--examples', 'examples', '--bootstrap', '0', '--target', '1e7']
+    argv = ['scaling', 'shape', '--csv', str(path), '--shape', 'width,depth,mlp', '--t', 't']
+    argv += ['--y', 'loss', '--examples', 'examples', '--bootstrap', '0', '--target', '1e7']
     start = ','.join(str(law.best(1e4)) for law in TRUE.values()) + '@1e4'
-    assert main([*words, '--start', start, '--json']) == 0
-    found = json.loads(capsys.readouterr().out)
-    optimum = {name: one['optimum'] for name, one in found['dimensions'].items()}
-    assert optimum == pytest.approx(found['scaled'], rel=1e-2)
-    assert found['examples'] == pytest.approx(
+    assert main([*argv, '--start', start, '--json']) == 0
+    summary = json.loads(capsys.readouterr().out)
+    optimum = {name: dimension['optimum'] for name, dimension in summary['dimensions'].items()}
+    assert optimum == pytest.approx(summary['scaled'], rel=1e-2)
+    assert summary['examples'] == pytest.approx(
         1e7 / (2 * optimum['width'] ** 1.5 * optimum['depth']), rel=1e-3
     )
-    assert main([*words, '--output', str(tmp_path / 'star.png')]) == 0
-    said = capsys.readouterr().out
-    assert 'x* ~ t^s' in said and 'depth: its optimum is ' in said
+    assert main([*argv, '--output', str(tmp_path / 'star.png')]) == 0
+    output = capsys.readouterr().out
+    assert 'x* ~ t^s' in output and 'depth: its optimum is ' in output
     assert (tmp_path / 'star.png').stat().st_size > 1000
-    for extra, words_said in (
+    for extra, expected in (
         (['--start', '1,2'], '--start'),
         (['--start', '1,2@3'], '3 positive values and a budget'),
         (['--target', '-1'], '--target -1: must be positive'),
         (['--shape', ''], '--shape'),
     ):
-        assert main([*words, *extra]) == 2
+        assert main([*argv, *extra]) == 2
         error = capsys.readouterr().err
-        assert words_said in error and error.count('\n') == 1
+        assert expected in error and error.count('\n') == 1

@@ -20,13 +20,13 @@ X = np.geomspace(1e6, 1e9, 24)
 
 def rows(spoil=1.0):
     """Two curves; what is held out, x > 5e8, is multiplied by `spoil`."""
-    made = []
+    table_rows = []
     for name, floor in (('S', 0.3), ('B', 0.2)):
         for x in X:
             y = (400 * (x + 1e6) ** -0.45 + floor) * (spoil if x > 5e8 else 1)
             mark = int(x <= 5e8)
-            made.append({'model': name, 'x': str(x), 'loss': str(y), 'fit': str(mark)})
-    return made
+            table_rows.append({'model': name, 'x': str(x), 'loss': str(y), 'fit': str(mark)})
+    return table_rows
 
 
 def ask(**options):
@@ -71,22 +71,24 @@ def test_without_a_holdout_all_points_count():
 
 
 def test_accuracies_become_errors():
-    made = [row | {'accuracy': str(1 - float(row['loss']))} for row in rows()]
-    (found, _), (expected, _) = (table.fit_curves(made, ask(y=y)) for y in ('1-accuracy', 'loss'))
-    assert found.fit.params == pytest.approx(expected.fit.params, rel=1e-3)
+    table_rows = [row | {'accuracy': str(1 - float(row['loss']))} for row in rows()]
+    (curve, _), (expected, _) = (
+        table.fit_curves(table_rows, ask(y=y)) for y in ('1-accuracy', 'loss')
+    )
+    assert curve.fit.params == pytest.approx(expected.fit.params, rel=1e-3)
 
 
-def test_curves_stand_in_the_order_of_their_numbers():
-    made = [row | {'model': {'S': '128', 'B': '64'}[row['model']]} for row in rows()]
-    curves = table.fit_curves(made, ask(form='power'))
+def test_curves_are_in_the_order_of_their_numbers():
+    table_rows = [row | {'model': {'S': '128', 'B': '64'}[row['model']]} for row in rows()]
+    curves = table.fit_curves(table_rows, ask(form='power'))
     assert [curve.label for curve in curves] == ['model 64', 'model 128']
 
 
 def test_rows_with_gaps_are_left_out_and_short_curves_named():
-    made = [*rows(), {'model': 'L', 'x': '1e6', 'loss': '1', 'fit': '1'}]
-    made.append({'model': 'L', 'x': '', 'loss': '1', 'fit': '1'})
+    table_rows = [*rows(), {'model': 'L', 'x': '1e6', 'loss': '1', 'fit': '1'}]
+    table_rows.append({'model': 'L', 'x': '', 'loss': '1', 'fit': '1'})
     options = ask()
-    last = summarize(table.fit_curves(made, options), options)['curves'][-1]
+    last = summarize(table.fit_curves(table_rows, options), options)['curves'][-1]
     assert last['params'] is None
     assert last['warnings'][0].startswith('1 points cannot determine')
     assert last['notes'] == ['left out: line 51: has no x']
@@ -94,16 +96,16 @@ def test_rows_with_gaps_are_left_out_and_short_curves_named():
 
 @pytest.mark.parametrize(('points', 'form'), [(3, 'power'), (4, 'irreducible'), (5, 'shifted')])
 def test_points_that_any_law_would_go_through_get_a_simpler_one(points, form):
-    made = [{'x': f'{10**i}', 'loss': f'{3 * 0.5**i + 0.1 * (i % 2)}'} for i in range(points)]
+    table_rows = [{'x': f'{10**i}', 'loss': f'{3 * 0.5**i + 0.1 * (i % 2)}'} for i in range(points)]
     options = table.FitOptions(x=('x',), y='loss', holdout=0.0, form='shifted', bootstrap=0)
-    (curve,) = summarize(table.fit_curves(made, options), options)['curves']
+    (curve,) = summarize(table.fit_curves(table_rows, options), options)['curves']
     assert curve['form'] == form
-    said = f'{points} points for the 4 parameters of shifted: fitted by {form} instead'
-    assert (said in curve['warnings']) == (form != 'shifted')
+    note = f'{points} points for the 4 parameters of shifted: fitted by {form} instead'
+    assert (note in curve['warnings']) == (form != 'shifted')
 
 
 @pytest.mark.parametrize(
-    ('options', 'words'),
+    ('options', 'message'),
     [
         ({'x': ('X',)}, "--x: unknown column 'X'"),
         ({'by': ('modl',)}, "did you mean 'model'"),
@@ -113,8 +115,8 @@ def test_points_that_any_law_would_go_through_get_a_simpler_one(points, form):
         ({'form': 'joint'}, 'takes 2 column'),
     ],
 )
-def test_mistakes_are_one_line(options, words):
-    with pytest.raises(UserError, match=words) as caught:
+def test_mistakes_are_one_line(options, message):
+    with pytest.raises(UserError, match=message) as caught:
         table.fit_curves(rows(), ask(**options))
     assert '\n' not in str(caught.value)
 
@@ -128,12 +130,12 @@ def test_figures_show_every_curve():
 
 
 def test_panels_of_a_narrow_range_and_long_names_can_be_read():
-    made = [
+    table_rows = [
         {'x': str(x), 'loss': str(2.1 * x**-0.01), 'name': f'{name}, a long name of many letters'}
         for name in 'abcdefgh'
         for x in (1, 2, 4, 8)
     ]
-    figure = plots.draw_curves(table.fit_curves(made, ask(by=('name',))), ask(by=('name',)))
+    figure = plots.draw_curves(table.fit_curves(table_rows, ask(by=('name',))), ask(by=('name',)))
     figure.draw_without_rendering()
     for axes in figure.axes:
         ticks = [text.get_text() for text in axes.get_yticklabels()]
@@ -159,9 +161,9 @@ def test_a_frontier_has_one_run_of_each_budget():
     """Whole steps miss it by a little; a learning curve of many points keeps them all."""
     budgets = [(1e12 * (1 + off), loss) for off, loss in ((-0.002, 1.4), (0, 1.2), (0.003, 1.3))]
     runs = [*budgets, (9e10, 1.6), (9.1e10, 1.7)]
-    made = [{'x': str(x), 'loss': str(y)} for x, y in runs]
+    table_rows = [{'x': str(x), 'loss': str(y)} for x, y in runs]
     options = ask(by=(), form='power', frontier=True, holdout=0)
-    (curve,) = table.fit_curves(made, options)
+    (curve,) = table.fit_curves(table_rows, options)
     assert curve.y.tolist() == [1.6, 1.2]
     dense = [{'x': str(1.01**i), 'loss': str(1.01**-i)} for i in range(40)]
     (curve,) = table.fit_curves(dense, options)
@@ -171,9 +173,9 @@ def test_a_frontier_has_one_run_of_each_budget():
 @pytest.mark.parametrize(('floor', 'drawn'), [(0.5, True), (1e-4, False)])
 def test_a_floor_far_below_the_prediction_is_not_drawn(floor, drawn):
     x = np.geomspace(1, 1e4, 12)
-    made = [{'x': str(a), 'loss': str(a**-0.5 + floor)} for a in x]
+    table_rows = [{'x': str(a), 'loss': str(a**-0.5 + floor)} for a in x]
     options = ask(by=(), form='irreducible', holdout=0)
-    (curve,) = table.fit_curves(made, options)
+    (curve,) = table.fit_curves(table_rows, options)
     assert curve.fit.params['c'] == pytest.approx(floor, rel=1e-2)
     axes = plots.draw_curves([curve], dataclasses.replace(options, target=1e3)).axes[0]
     low = axes.get_ylim()[0]
@@ -183,13 +185,13 @@ def test_a_floor_far_below_the_prediction_is_not_drawn(floor, drawn):
 
 @pytest.mark.long
 def test_a_mean_of_forms_is_named_in_the_legend():
-    made = [
+    table_rows = [
         row | {'loss': str(float(row['loss']) * (1 + 0.01 * (-1) ** i))}
         for i, row in enumerate(rows())
     ]
-    curves = table.fit_curves(made, ask())
-    said = [text.get_text() for text in plots.draw_curves(curves, ask()).legends[0].get_texts()]
-    for curve, line in zip(curves, said, strict=True):
+    curves = table.fit_curves(table_rows, ask())
+    labels = [text.get_text() for text in plots.draw_curves(curves, ask()).legends[0].get_texts()]
+    for curve, line in zip(curves, labels, strict=True):
         assert ('mean of' in line) == (len(curve.fit.parts) > 1)
 
 
@@ -210,12 +212,12 @@ def test_no_band_where_the_points_show_a_break_or_cannot_tell():
     x = np.geomspace(1, 64, 24)
     y = np.where(x < 32, x**-0.5, 4 * 32**-0.5 * (x / 32) ** -3.0)
     noisy = y * np.exp(0.005 * np.random.default_rng(0).standard_normal(24))
-    found = averaging.fit_average(x, noisy, bootstrap=4)
+    mean = averaging.fit_average(x, noisy, bootstrap=4)
     few = averaging.fit_average(x[:4], y[:4], bootstrap=4)
-    assert 'the points show a break' in found.warnings[0]
+    assert 'the points show a break' in mean.warnings[0]
     assert 'no band' in few.warnings[0]
-    for one in (found, few):
-        assert one.predict_band(x) is None and one.bands == {}
+    for fit in (mean, few):
+        assert fit.predict_band(x) is None and fit.bands == {}
 
 
 def test_runs_of_one_length_are_points_without_a_curve():
@@ -265,9 +267,9 @@ def test_the_default_weights_forms_by_an_inner_holdout():
     weights = [part.weight for part in curve.fit.parts]
     assert sum(weights) == pytest.approx(1) and weights == sorted(weights, reverse=True)
     assert curve.fit.form is curve.fit.parts[0].fit.form
-    kept = curve.x[:, 0], curve.y
+    fitted = curve.x[:, 0], curve.y
     for part in curve.fit.parts:
-        assert part.inner_rmse == averaging.hold_out_upper(part.fit.form.name, *kept)[0]
+        assert part.inner_rmse == averaging.hold_out_upper(part.fit.form.name, *fitted)[0]
     logs = [part.weight * np.log(part.fit.predict(X)) for part in curve.fit.parts]
     assert curve.fit.predict(X) == pytest.approx(np.exp(np.sum(logs, axis=0)))
     shown = summarize([curve], ask())['curves'][0]
@@ -275,19 +277,19 @@ def test_the_default_weights_forms_by_an_inner_holdout():
 
 
 def test_the_default_with_few_points_is_a_form_that_they_allow():
-    made = [{'x': f'{10**i}', 'loss': f'{3 * 0.5**i + 0.1 * (i % 2)}'} for i in range(4)]
-    (curve,) = table.fit_curves(made, ask(by=(), holdout=0.0))
+    table_rows = [{'x': f'{10**i}', 'loss': f'{3 * 0.5**i + 0.1 * (i % 2)}'} for i in range(4)]
+    (curve,) = table.fit_curves(table_rows, ask(by=(), holdout=0.0))
     assert curve.fit.form.name == 'irreducible'
-    said = '4 points are too few to hold some out: fitted by irreducible'
-    assert curve.fit.warnings[0].startswith(said)
+    note = '4 points are too few to hold some out: fitted by irreducible'
+    assert curve.fit.warnings[0].startswith(note)
 
 
 def test_against_all_varies_form_objective_and_starts():
     curves = table.fit_curves(rows()[:24], ask(form='shifted', against=('all',)))
-    found = curves[0].against
-    assert {'auto', 'm4', 'shifted, delta 0.1', 'shifted, linear squares'} <= set(found)
-    assert 'shifted' not in found and found['shifted, log squares'] < 1e-3
-    assert found['power'] > 10 * found['shifted, linear, delta 0.001']
+    errors = curves[0].against
+    assert {'auto', 'm4', 'shifted, delta 0.1', 'shifted, linear squares'} <= set(errors)
+    assert 'shifted' not in errors and errors['shifted, log squares'] < 1e-3
+    assert errors['power'] > 10 * errors['shifted, linear, delta 0.001']
 
 
 def test_two_four_and_eight_times_stand_side_by_side():
@@ -301,9 +303,11 @@ def test_two_four_and_eight_times_stand_side_by_side():
     )
 
 
-@pytest.mark.parametrize(('text', 'kept'), [('4x', 0.25), ('0.5', 0.5), ('0', 1), ('2.5x', 0.4)])
-def test_holdouts_are_shares_or_factors(text, kept):
-    assert 1 - table.parse_holdout_share(text) == pytest.approx(kept)
+@pytest.mark.parametrize(
+    ('text', 'fitted_share'), [('4x', 0.25), ('0.5', 0.5), ('0', 1), ('2.5x', 0.4)]
+)
+def test_holdouts_are_shares_or_factors(text, fitted_share):
+    assert 1 - table.parse_holdout_share(text) == pytest.approx(fitted_share)
 
 
 @pytest.mark.parametrize('text', ['1x', 'x', '1', '-0.5', 'half'])
@@ -351,8 +355,8 @@ def test_the_default_extrapolates_them_better_than_any_form(published):
     result = summarize(table.fit_curves(published, options), options)
     assert result['median_holdout_rmse'] <= 0.0245
     assert np.mean([curve['holdout_rmse'] for curve in result['curves']]) <= 0.030
-    held = result['bands_hold_last']
-    assert held['of'] >= 70 and held['held'] >= 0.8 * held['of']
+    coverage = result['bands_hold_last']
+    assert coverage['of'] >= 70 and coverage['held'] >= 0.8 * coverage['of']
 
 
 @pytest.mark.slow
@@ -365,12 +369,12 @@ def test_m4_extrapolates_the_imagenet_curves(published):
 
 @pytest.mark.long
 def test_families_share_a_color_and_sizes_are_its_shades():
-    made = [
+    table_rows = [
         row | {'family': family, 'parameters': size}
         for family, size in (('vit', '305002'), ('vit', '40858'), ('bit', '86602'))
         for row in rows()[:24]
     ]
-    curves = table.fit_curves(made, ask(by=('family', 'parameters')))
+    curves = table.fit_curves(table_rows, ask(by=('family', 'parameters')))
     assert [curve.label for curve in curves] == [
         'vit 40.9k parameters',
         'vit 305k parameters',
@@ -392,8 +396,8 @@ def colors(line):
 
 
 def curve_of(y, x=X[:12], **options):
-    made = [{'x': str(a), 'loss': str(b)} for a, b in zip(x, y, strict=True)]
-    (curve,) = table.fit_curves(made, ask(**{'by': ()} | options))
+    table_rows = [{'x': str(a), 'loss': str(b)} for a, b in zip(x, y, strict=True)]
+    (curve,) = table.fit_curves(table_rows, ask(**{'by': ()} | options))
     return curve
 
 
@@ -408,78 +412,80 @@ def test_a_target_has_a_number_with_its_interval_or_a_reason():
     noise = np.exp(0.01 * np.random.default_rng(0).standard_normal(12))
     options = ask(by=(), form='irreducible', bootstrap=10, target=1e10)
     curve = curve_of((X[:12] ** -0.5 * 1e3 + 0.2) * noise, form='irreducible', bootstrap=10)
-    (one,) = summarize([curve], options)['curves']
-    low, high = one['target']['band']
-    assert low < one['target']['y'] == curve.fit.predict(np.array([1e10]))[0] < high
+    (curve_summary,) = summarize([curve], options)['curves']
+    low, high = curve_summary['target']['band']
+    assert low < curve_summary['target']['y'] == curve.fit.predict(np.array([1e10]))[0] < high
     few = curve_of([1, 0.7, 0.52], X[[0, 8, 16]])
-    (one,) = summarize([few], options)['curves']
-    assert one['target'] is None
-    assert one['target_problem'] == '3 points for 2 parameters do not reach beyond them'
+    (curve_summary,) = summarize([few], options)['curves']
+    assert curve_summary['target'] is None
+    assert curve_summary['target_problem'] == '3 points for 2 parameters do not reach beyond them'
     stars = plots.draw_curves([few], options).axes[0].lines
     assert '*' not in [line.get_marker() for line in stars]
 
 
 def test_rows_without_a_logarithm_are_left_out_by_name():
-    made = rows()[:24] + [{'model': 'S', 'x': str(x), 'loss': y} for x, y in ((0, '1'), (5, 'nan'))]
-    made += [{'model': 'S', 'x': '0', 'loss': '1', 'run': f'r{i}'} for i in range(4)]
-    made += [{'model': 'T', 'x': '0', 'loss': '1'}]
-    one, none = table.fit_curves(made, ask())
-    assert len(one.y) == 24
-    assert one.notes == (
+    table_rows = rows()[:24] + [
+        {'model': 'S', 'x': str(x), 'loss': y} for x, y in ((0, '1'), (5, 'nan'))
+    ]
+    table_rows += [{'model': 'S', 'x': '0', 'loss': '1', 'run': f'r{i}'} for i in range(4)]
+    table_rows += [{'model': 'T', 'x': '0', 'loss': '1'}]
+    full, none = table.fit_curves(table_rows, ask())
+    assert len(full.y) == 24
+    assert full.notes == (
         'left out: line 26, r0, r1 and 2 more: x is 0, which has no logarithm',
         'left out: line 27: loss is nan, which has no logarithm',
     )
     assert none.fit is None and none.problem.startswith('no row can be fitted; left out: line 32')
-    assert len(plots.draw_curves([one, none], ask()).axes) == 1
+    assert len(plots.draw_curves([full, none], ask()).axes) == 1
 
 
 def test_a_rise_at_the_end_is_mentioned_and_noise_is_not():
     x = np.geomspace(1, 1e3, 24)
     y = x**-0.3 + 0.0003 * x
     noise = np.exp(0.01 * np.random.default_rng(0).standard_normal((20, 24)))
-    said = [table._note_upturn(x[:, None], y * one) for one in noise]
-    assert all('y rises again by' in line for (line,) in said)
-    assert not any(table._note_upturn(x[:, None], (x**-0.3 + 0.5) * one) for one in noise)
+    notes = [table._note_upturn(x[:, None], y * factors) for factors in noise]
+    assert all('y rises again by' in line for (line,) in notes)
+    assert not any(table._note_upturn(x[:, None], (x**-0.3 + 0.5) * factors) for factors in noise)
 
 
 def test_the_default_law_goes_on_from_an_error_that_lasts():
     x = np.geomspace(1, 100, 25)
     y = (0.3 + x**-0.5) * np.exp(0.01 * np.sin(2.5 * np.log(x)))
-    found = averaging.fit_average(x, y)
-    apart = dataclasses.replace(found, shift=0.0)
-    last = float(np.log(y[-1] / apart.predict(x[-1:])[0]))
-    assert found.late_share > 0
-    assert found.shift == pytest.approx(last)
+    mean = averaging.fit_average(x, y)
+    unshifted = dataclasses.replace(mean, shift=0.0)
+    last = float(np.log(y[-1] / unshifted.predict(x[-1:])[0]))
+    assert mean.late_share > 0
+    assert mean.shift == pytest.approx(last)
     at = np.array([1.0, 50.0, 99.9, 100.0, 1e3])
-    parts = np.log(found.predict(at) / apart.predict(at)) / found.shift
+    parts = np.log(mean.predict(at) / unshifted.predict(at)) / mean.shift
     assert parts == pytest.approx([0, 0.5, 1, 1, 1], abs=1e-3)  # without a corner at the end
-    assert found.floor == pytest.approx(np.exp(found.shift) * apart.floor)
+    assert mean.floor == pytest.approx(np.exp(mean.shift) * unshifted.floor)
 
 
 def test_the_band_of_a_mean_of_one_form_has_the_noise_of_the_last_point_and_a_drift_beyond_it():
     x = np.geomspace(1, 100, 25)
     noise = np.exp(0.01 * np.random.default_rng(0).standard_normal(25))
-    found = averaging.fit_average(x, (0.3 + x**-0.5) * noise)
-    (first, *_) = found.parts
-    one = dataclasses.replace(found, parts=(dataclasses.replace(first, weight=1.0),), late=())
+    mean = averaging.fit_average(x, (0.3 + x**-0.5) * noise)
+    (first, *_) = mean.parts
+    single = dataclasses.replace(mean, parts=(dataclasses.replace(first, weight=1.0),), late=())
     end = np.array([400.0])
-    last = stats.t.ppf(0.95, one.dof) * one.noise.std
+    last = stats.t.ppf(0.95, single.dof) * single.noise.std
     part, drift = 0.3 * first.fit.band_offsets(end), 0.042 * np.log(4)
-    expected = one.growth * np.sqrt(part**2 + last**2 + drift**2) * [[1.5], [1]]
-    assert one.band_offsets(end) == pytest.approx(expected)
+    expected = single.growth * np.sqrt(part**2 + last**2 + drift**2) * [[1.5], [1]]
+    assert single.band_offsets(end) == pytest.approx(expected)
 
 
 def test_the_band_of_a_mean_of_two_forms_has_their_spread():
     x, end = np.geomspace(1, 100, 25), np.array([400.0])
     noise = np.exp(0.01 * np.random.default_rng(0).standard_normal(25))
-    found = averaging.fit_average(x, (0.3 + x**-0.5) * noise)
-    fits = [curve_fit.fit(forms.find(name), x, found.predict(x)) for name in ('power', 'm4')]
+    mean = averaging.fit_average(x, (0.3 + x**-0.5) * noise)
+    fits = [curve_fit.fit(forms.find(name), x, mean.predict(x)) for name in ('power', 'm4')]
     parts = tuple(averaging.WeightedFit(fit, 0.5, 0.01, np.inf) for fit in fits)
-    two = dataclasses.replace(found, parts=parts, late=())
+    two = dataclasses.replace(mean, parts=parts, late=())
     spread = abs(np.log(fits[0].predict(end) / fits[1].predict(end))) / 2
     inside = np.mean([fit.band_offsets(end) for fit in fits], axis=0)
-    apart = stats.t.ppf(0.95, two.dof) * np.hypot(1.5 * spread, two.noise.std)
-    expected = two.growth * np.sqrt((0.3 * inside) ** 2 + apart**2 + (0.042 * np.log(4)) ** 2)
+    between = stats.t.ppf(0.95, two.dof) * np.hypot(1.5 * spread, two.noise.std)
+    expected = two.growth * np.sqrt((0.3 * inside) ** 2 + between**2 + (0.042 * np.log(4)) ** 2)
     assert spread > two.noise.std
     assert two.band_offsets(end) == pytest.approx(expected * [[1.5], [1]])
 
@@ -496,23 +502,23 @@ def test_bands_are_wider_where_noise_grows():
 def test_where_the_forms_miss_the_points_laws_of_the_last_ones_take_over():
     x, ends = np.geomspace(1, 100, 25), np.array([200.0, 400.0])
     bent = 0.3 + x**-0.5 + 0.15 * np.exp(-(np.log(x / 3) ** 2))
-    found = averaging.fit_average(x, bent, bootstrap=1)
-    alone = dataclasses.replace(found, late=(), late_share=0.0)
-    assert {part.span for part in found.late} == {16.0, 8.0} and found.late_share == 0.9
-    assert sum(part.weight for part in found.late) == pytest.approx(1)
-    for part in found.late:
+    mean = averaging.fit_average(x, bent, bootstrap=1)
+    without_late = dataclasses.replace(mean, late=(), late_share=0.0)
+    assert {part.span for part in mean.late} == {16.0, 8.0} and mean.late_share == 0.9
+    assert sum(part.weight for part in mean.late) == pytest.approx(1)
+    for part in mean.late:
         assert part.fit.n_points == (x >= 100 / part.span).sum()
-        held = averaging.hold_out_upper(part.fit.form.name, x, bent, span=part.span)
-        assert part.inner_rmse == held[0]
-    errors = [np.log(fit.predict(ends) / (0.3 + ends**-0.5)) for fit in (found, alone)]
+        hold_out = averaging.hold_out_upper(part.fit.form.name, x, bent, span=part.span)
+        assert part.inner_rmse == hold_out[0]
+    errors = [np.log(fit.predict(ends) / (0.3 + ends**-0.5)) for fit in (mean, without_late)]
     assert (np.abs(errors[0]) < 0.7 * np.abs(errors[1])).all()
     early = x[x <= 100 / 8]
-    assert found.predict(early) == pytest.approx(alone.predict(early))
-    share = found._weights_at(np.geomspace(100 / 8, 100, 200))[len(found.parts) :].sum(axis=0)
+    assert mean.predict(early) == pytest.approx(without_late.predict(early))
+    share = mean._weights_at(np.geomspace(100 / 8, 100, 200))[len(mean.parts) :].sum(axis=0)
     rises = np.diff(np.sqrt(share))  # the spread of the laws rises alike: no corner in the band
     assert share[[0, -1]] == pytest.approx([0, 0.9])
     assert (rises > 0).all() and max(rises[0], rises[-1]) < 0.2 * rises.max()
-    assert '90% of the last 16x and 8x' in found.chosen
+    assert '90% of the last 16x and 8x' in mean.chosen
     noisy = bent * np.exp(0.3 * np.random.default_rng(0).standard_normal(25))
     assert averaging.fit_average(x, noisy).late == ()
 
@@ -527,13 +533,17 @@ def test_published_points_are_drawn_with_their_law(repo):
     options = ask(x=('flops',), y='1-test/accuracy', by=(), form='power', holdout=0)
     paper = read_csv(repo / 'docs' / 'scaling_published_vit.csv')
     published = table.published_curves(paper, options)
-    assert [(one.label, len(one.y)) for one in published] == [('ViT', 6), ('BiT', 7), ('hybrid', 5)]
-    own = [{'flops': f'1e{i}', 'test/accuracy': f'0.{i - 13}'} for i in range(16, 22)]
-    curves = table.fit_curves(own, options)
+    assert [(curve.label, len(curve.y)) for curve in published] == [
+        ('ViT', 6),
+        ('BiT', 7),
+        ('hybrid', 5),
+    ]
+    table_rows = [{'flops': f'1e{i}', 'test/accuracy': f'0.{i - 13}'} for i in range(16, 22)]
+    curves = table.fit_curves(table_rows, options)
     figure = plots.draw_curves(curves, options, published)
-    axes, said = figure.axes[0], [text.get_text() for text in figure.legends[0].get_texts()]
+    axes, labels = figure.axes[0], [text.get_text() for text in figure.legends[0].get_texts()]
     assert [line.get_marker() for line in axes.lines].count('D') == 3
-    assert sum('(published)' in line and 'x^{-' in line for line in said) == 3
+    assert sum('(published)' in line and 'x^{-' in line for line in labels) == 3
     assert axes.get_xlim()[1] > 4262e18
     with pytest.raises(UserError, match='--overlay: takes one column of x and at most 6 curves'):
         plots.draw_curves(curves * 7, options, published)
@@ -543,7 +553,9 @@ def test_of_many_published_points_the_frontier_is_drawn(repo):
     paper = read_csv(repo / 'docs' / 'scaling_published_zhai.csv')
     options = ask(x=('flops',), y='1-fewshot/10_shot', by=(), form='power', bootstrap=0)
     published = table.published_curves(paper, options)
-    assert sum(len(one.y) for one in published) == 262  # of 265, three without a 10-shot accuracy
+    assert (
+        sum(len(curve.y) for curve in published) == 262
+    )  # of 265, three without a 10-shot accuracy
     with pytest.raises(UserError, match='38 published curves, at most 12: give fewer'):
         plots.draw_curves([], options, published)
     (frontier,) = table.published_curves(paper, dataclasses.replace(options, frontier=True))

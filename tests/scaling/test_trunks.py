@@ -1,4 +1,4 @@
-"""Trunks, which have not cooled down, are left out of a table, with the reason."""
+"""Trunks have not cooled down: they are left out of a table, with the reason."""
 
 import itertools
 import json
@@ -39,7 +39,7 @@ def names(folder):
     return [row['run'].rpartition('/')[2] for row in runs.collect([folder], lambda meta: None)]
 
 
-def test_collect_takes_branches_and_says_why_not_the_trunk(study, tmp_path, capsys):
+def test_collect_leaves_out_the_trunk_with_a_reason(study, tmp_path, capsys):
     table = tmp_path / 'runs.csv'
     assert main(['scaling', 'collect', str(study), '--output', str(table)]) == 0
     reason = f'{study}/0000: a trunk, whose learning rate does not fall: 4 runs branch off from it'
@@ -51,8 +51,8 @@ def test_collect_takes_branches_and_says_why_not_the_trunk(study, tmp_path, caps
 
 @pytest.mark.slow
 def test_the_reason_is_in_the_manifest_of_a_report(study, tmp_path):
-    words = ['--y', 'test/loss', '--holdout', '0', '--bootstrap', '0', '--form', 'power']
-    assert main(['scaling', 'report', str(study), *words, '--output', str(tmp_path / 'out')]) == 0
+    argv = ['--y', 'test/loss', '--holdout', '0', '--bootstrap', '0', '--form', 'power']
+    assert main(['scaling', 'report', str(study), *argv, '--output', str(tmp_path / 'out')]) == 0
     stored = json.loads((tmp_path / 'out/scaling.json').read_text())
     assert says(stored['left_out'], 'trunk', '4 runs')
     assert len(stored['manifest']) == 4
@@ -60,18 +60,18 @@ def test_the_reason_is_in_the_manifest_of_a_report(study, tmp_path):
 
 
 def test_a_report_shows_the_law_of_a_study_at_equal_compute(tmp_path, capsys, monkeypatch):
-    sizes, budgets, known = (1000, 1700, 3000, 5200, 9000), (1e11, 1e12, 1e13), {}
+    sizes, budgets, results = (1000, 1700, 3000, 5200, 9000), (1e11, 1e12, 1e13), {}
     for i, (c, n) in enumerate(itertools.product(budgets, sizes)):
         steps = round(c / n / 1e5)
         folder = make_run(tmp_path / f'runs/{i:04}', steps, COOLED)
         off = np.log(n / 3000 / (c / 1e12) ** 0.2)
-        known[str(folder)] = {'parameters': n, 'flops': c, 'test/loss': c**-0.05 + 0.02 * off**2}
+        results[str(folder)] = {'parameters': n, 'flops': c, 'test/loss': c**-0.05 + 0.02 * off**2}
     (tmp_path / 'runs/0000/result.json').unlink()
     read = runs.read_run
-    monkeypatch.setattr(runs, 'read_run', lambda *args: read(*args) | known[str(args[0])])
-    words = ['--y', 'test/loss', '--by', 'parameters', '--bootstrap', '5', '--holdout', '0']
+    monkeypatch.setattr(runs, 'read_run', lambda *args: read(*args) | results[str(args[0])])
+    argv = ['--y', 'test/loss', '--by', 'parameters', '--bootstrap', '5', '--holdout', '0']
     out = tmp_path / 'out'
-    assert main(['scaling', 'report', str(tmp_path / 'runs'), *words, '--output', str(out)]) == 0
+    assert main(['scaling', 'report', str(tmp_path / 'runs'), *argv, '--output', str(out)]) == 0
     page, stored = (out / 'scaling.md').read_text(), json.loads((out / 'scaling.json').read_text())
     assert '# Optimal sizes' in page and '![optimal sizes](optimal.png)' in page
     assert (out / 'optimal.png').read_bytes()[:4] == b'\x89PNG'
@@ -80,9 +80,9 @@ def test_a_report_shows_the_law_of_a_study_at_equal_compute(tmp_path, capsys, mo
     assert page.count(' % |') == 2 * 14, 'two residuals for each finished run'
     assert 'constant with cooldown' in page and '0000: not finished' in page
     assert 'of the form `a x^-b`' in page and 'mean of forms' not in page
-    for said in (page, capsys.readouterr().out):
-        assert said.count('3 points are too few') == 1
-        assert '1700 parameters, 3000 parameters, ' in said
+    for text in (page, capsys.readouterr().out):
+        assert text.count('3 points are too few') == 1
+        assert '1700 parameters, 3000 parameters, ' in text
 
 
 def test_a_study_that_was_moved_is_read_alike(study, tmp_path):
@@ -90,11 +90,11 @@ def test_a_study_that_was_moved_is_read_alike(study, tmp_path):
     assert names(moved) == ['0001', '0002', '0003', '0004']
 
 
-def test_a_trunk_that_has_no_branch_yet_is_known_by_the_steps_that_it_keeps(tmp_path):
+def test_a_trunk_without_branches_keeps_steps(tmp_path):
     trunk = make_run(tmp_path / 'a', 32, checkpoint={'keep_steps': [8, 16]})
     make_run(tmp_path / 'b', 32)
-    found = runs.trunk_notes([trunk, tmp_path / 'b'])
-    assert list(found) == [trunk] and found[trunk].endswith('it keeps steps for them')
+    notes = runs.trunk_notes([trunk, tmp_path / 'b'])
+    assert list(notes) == [trunk] and notes[trunk].endswith('it keeps steps for them')
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_trunk_that_has_no_branch_yet_is_known_by_the_steps_that_it_keeps(tmp_
         ({}, False),
     ],
 )
-def test_a_run_with_a_cooldown_of_its_own_is_no_trunk(study, schedule, cooled):
+def test_a_run_with_a_cooldown_is_not_a_trunk(study, schedule, cooled):
     config = json.loads((study / '0000/config.json').read_text())
     config['optim'] = {'schedule': schedule}
     (study / '0000/config.json').write_text(json.dumps(config))

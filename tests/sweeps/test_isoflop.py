@@ -125,7 +125,7 @@ def test_the_command_prices_first_and_creates_if_asked(tmp_path, capsys):
     words = ['scaling', 'study', FILE, '--budget', '1e8,4e8']
     assert main(words) == 0
     out = capsys.readouterr().out
-    assert '6 runs: ' in out and 'chip-hours of TPU v3' in out and 'nothing is created' in out
+    assert '6 runs: ' in out and 'chip-hours of TPU v3' in out and '--study NAME' in out
     folder = tmp_path / 'made'
     assert main([*words, '--study', 'made', '--workdir', str(folder)]) == 0
     assert 'created made: 6 trials' in capsys.readouterr().out

@@ -20,11 +20,11 @@ FILE_FUNCTIONS = ('get_config', 'get_sweep')
 
 @dataclasses.dataclass(frozen=True)
 class Named:
-    """Something that a config or the command line may name.
+    """Entry that a config or the command line may name.
 
     Attributes:
       name: Name as written there; the file of an experiment.
-      line: description.
+      line: Description.
       arguments: Arguments as text; empty for none.
     """
 
@@ -35,10 +35,10 @@ class Named:
 
 @dataclasses.dataclass(frozen=True)
 class Experiment(Named):
-    """A file below `experiments/`.
+    """File below `experiments/`.
 
     Attributes:
-      functions: names of `FILE_FUNCTIONS` that it defines.
+      functions: Names of `FILE_FUNCTIONS` that it defines.
     """
 
     functions: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ class Experiment(Named):
 
 @dataclasses.dataclass(frozen=True)
 class Command(Named):
-    """A command, or an action of one.
+    """Command, or an action of a command.
 
     Attributes:
       flags: (notation, meaning) of each argument, such as `('--steps STEPS', 'number of ...')`.
@@ -56,36 +56,36 @@ class Command(Named):
 
 
 def list_modules(package: str) -> list[Named]:
-    """The modules of a package, read without importing them."""
+    """List the modules of a package without importing them."""
     (folder,) = importlib.import_module(package).__path__
     files = {name: pathlib.Path(folder) / name for name in modules(package)}
     return [Named(name, _line_of_file(_source_of(path))) for name, path in files.items()]
 
 
 def transforms() -> list[Named]:
-    """Functions for `config.data.transforms`, with their arguments."""
+    """List the functions for `config.data.transforms`, with their arguments."""
     from vit_jax.data.transforms import registry
 
-    found = sorted(registry.plain().items())
-    return [Named(name, first_line(f), _signature(f)) for name, f in found]
+    functions = sorted(registry.plain().items())
+    return [Named(name, first_line(f), _signature(f)) for name, f in functions]
 
 
 def optimizers() -> list[Named]:
-    """Valid values of `config.optim.name`."""
+    """List the valid values of `config.optim.name`."""
     from vit_jax.optim import make
 
     return [Named(name, first_line(make.factory(name))) for name in make.optimizers()]
 
 
 def schedules() -> list[Named]:
-    """Valid values of `config.optim.schedule.name`."""
+    """List the valid values of `config.optim.schedule.name`."""
     from vit_jax.optim import schedules
 
     return [Named(name, first_line(shape)) for name, shape in schedules.SHAPES.items()]
 
 
 def list_commands() -> list[Command]:
-    """Commands and their actions, each with its arguments."""
+    """List commands and their actions, each with its arguments."""
     from vit_jax.__main__ import command_lines
 
     listed = []
@@ -99,12 +99,12 @@ def list_commands() -> list[Command]:
 
 
 def experiments(folder: pathlib.Path | None = None) -> list[Experiment]:
-    """The configs and sweeps below a folder and their arguments; each file is executed.
+    """List the configs and sweeps below a folder and their arguments; each file is executed.
 
-    By default those of the package, under names that `--config` and `sweep create` accept.
+    The default is the package's folder, with the names that `--config` and `sweep create` accept.
 
     Raises:
-      UserError: if the folder does not exist, or a file is not Python.
+      UserError: The folder does not exist, or a file is not Python.
     """
     if folder is None:
         inside = experiments(recipes.FOLDER)
@@ -115,7 +115,7 @@ def experiments(folder: pathlib.Path | None = None) -> list[Experiment]:
             for named in inside
         ]
     if not folder.is_dir():
-        raise UserError(f'no folder {str(folder)!r} of experiments')
+        raise UserError(f'--folder {str(folder)!r} does not exist')
     defined = {path: _file_functions(path) for path in sorted(folder.rglob('*.py'))}
     return [
         Experiment(str(path), _line_of_file(path), _arguments(path), functions)
@@ -125,19 +125,19 @@ def experiments(folder: pathlib.Path | None = None) -> list[Experiment]:
 
 
 def first_line(thing: Any) -> str:
-    """The first line of a docstring; empty without one."""
+    """Read the first line of a docstring; empty without one."""
     return (inspect.getdoc(thing) or '').partition('\n')[0]
 
 
 def _signature(function: Callable) -> str:
-    """`(size, method='bilinear')`: the arguments that a config may give, without annotations."""
-    known = inspect.signature(function).parameters.values()
-    given = [p.replace(annotation=p.empty) for p in known if p.name != 'vocab']
-    return str(inspect.Signature(given))
+    """Format the arguments that a config may give, such as `(size, method='bilinear')`."""
+    parameters = inspect.signature(function).parameters.values()
+    settable = [p.replace(annotation=p.empty) for p in parameters if p.name != 'vocab']
+    return str(inspect.Signature(settable))
 
 
 def _arguments(path: pathlib.Path) -> str:
-    """The arguments of an experiment with their defaults or choices."""
+    """Format the arguments of an experiment with their defaults or choices."""
     return ' '.join(recipes.arguments(recipes.load_module(str(path), str(path))))
 
 
@@ -151,5 +151,5 @@ def _line_of_file(path: pathlib.Path) -> str:
 
 
 def _source_of(path: pathlib.Path) -> pathlib.Path:
-    """The file of a module or of a package."""
+    """Find the file of a module or of a package."""
     return path / '__init__.py' if path.is_dir() else path.with_suffix('.py')

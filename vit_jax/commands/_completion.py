@@ -1,4 +1,4 @@
-"""Completion of `vit-jax` in a shell, by argcomplete: the parsers of `--help` tell what fits."""
+"""Shell completion of `vit-jax` by argcomplete, from the parsers of `--help`."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ ZSH_SETUP = '(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }
 
 
 def script(shell: str) -> str:
-    """The script that completes `vit-jax` in a shell of SHELLS; it starts no Python itself.
+    """Generate the script that completes `vit-jax` in a shell; it does not start Python itself.
 
     Raises:
-      UserError: for any other shell.
+      UserError: The shell is not one of SHELLS.
     """
     check_choice('shell', shell, SHELLS)
     text = shell_integration.shellcode([PROGRAM], shell=shell)
     if shell == 'zsh':
-        first, newline, rest = text.partition('\n')
-        text = f'{first}{newline}{ZSH_SETUP}{rest}'
+        first, newline, body = text.partition('\n')
+        text = f'{first}{newline}{ZSH_SETUP}{body}'
     return text
 
 
 def complete(commands: Sequence[str]) -> None:
     """Print the completions of the line that the shell passes, and end the process."""
     line = os.environ['COMP_LINE'][: int(os.environ['COMP_POINT'])]
-    words = lexers.split_line(line)[3][1:]
-    command = words[0] if words and words[0] in commands else ''
+    args = lexers.split_line(line)[3][1:]
+    command = args[0] if args and args[0] in commands else ''
     actions = list(_subcommands(command)) if command else []
-    action = words[1] if words[1:] and words[1] in actions else ''
+    action = args[1] if args[1:] and args[1] in actions else ''
     depth = bool(command) + bool(action)
     os.environ['_ARGCOMPLETE'] = str(1 + depth)  # number of words before the flags
     if not command:
-        parser = _choices('command', commands, ('--version', '--completion'))
+        parser = _choice_parser('command', commands, ('--version', '--completion'))
     elif actions and not action:
-        parser = _choices('action', actions)
+        parser = _choice_parser('action', actions)
     else:
         parser = find_parser(command, action)
     for argument in parser.shown_actions():
@@ -62,8 +62,8 @@ def _subcommands(command: str) -> Sequence[str]:
     return tuple(getattr(importlib.import_module(f'vit_jax.commands.{command}'), 'ACTIONS', ()))
 
 
-def _choices(name: str, values: Sequence[str], flags: Sequence[str] = ()) -> Parser:
-    """A parser of one word."""
+def _choice_parser(name: str, values: Sequence[str], flags: Sequence[str] = ()) -> Parser:
+    """Make a parser of one word."""
     parser = Parser('', None)
     parser.add_argument(name, choices=values)
     for flag in flags:
@@ -72,7 +72,7 @@ def _choices(name: str, values: Sequence[str], flags: Sequence[str] = ()) -> Par
 
 
 class Finder(argcomplete.CompletionFinder):
-    """Completes the keys of a config, which are not flags of a parser, beside everything else."""
+    """Finder that also completes the keys of a config, which are not flags of a parser."""
 
     def _get_completions(
         self, comp_words: list[str], cword_prefix: str, cword_prequote: str, last: Any
@@ -83,23 +83,23 @@ class Finder(argcomplete.CompletionFinder):
 
 
 def override_flags() -> list[str]:
-    """`--config.KEY=` for every key of `config.run`; keys of models and tasks need their names."""
+    """List `--config.KEY=` for every key of `config.run`, without keys of models and tasks."""
     from vit_jax.config import run
 
-    return [f'{OVERRIDE}{key}=' for key in _keys(run.Run)]
+    return [f'{OVERRIDE}{key}=' for key in _list_keys(run.Run)]
 
 
-def _keys(section: Any) -> Iterator[str]:
+def _list_keys(section: Any) -> Iterator[str]:
     hints = typing.get_type_hints(section)
     for field in dataclasses.fields(section):
         if dataclasses.is_dataclass(hints[field.name]):
-            yield from (f'{field.name}.{key}' for key in _keys(hints[field.name]))
+            yield from (f'{field.name}.{key}' for key in _list_keys(hints[field.name]))
         else:
             yield field.name
 
 
 def complete_config(prefix: str, **_: Any) -> list[str]:
-    """The recipes of the package, and files."""
+    """Complete the recipes of the package, and files."""
     from vit_jax.config.recipes import FOLDER
 
     names = [file.relative_to(FOLDER).with_suffix('').as_posix() for file in FOLDER.glob('*/*.py')]

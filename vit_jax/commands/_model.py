@@ -1,4 +1,4 @@
-"""Words that name a model: a run, or a checkpoint of any project."""
+"""Flags that name a model: a run, or a checkpoint of any project."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def add_model_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> Non
 
     Args:
       parser: Parser to extend, before its other positional arguments.
-      argv: the command line, whose `--workdir` or `--checkpoint` stands for MODEL.
+      argv: Command line, in which `--workdir` or `--checkpoint` may replace MODEL.
     """
     add_subject(parser, argv, 'model', MODEL_FLAGS, metavar='MODEL', help=MODEL)
     parser.add_argument('--workdir', metavar='RUN', help='run folder, instead of MODEL')
@@ -45,9 +45,9 @@ def add_image_size_flag(parser: argparse.ArgumentParser) -> None:
 
 
 def add_run_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
-    """Add RUN, the flag `--workdir` that may stand for it, and those that choose its checkpoint.
+    """Add RUN, the flag `--workdir` that may replace it, and the flags that choose its checkpoint.
 
-    Either is the attribute `workdir` of the parsed flags.
+    Both RUN and `--workdir` set the attribute `workdir`.
     """
     add_subject(parser, argv, 'workdir', ('--workdir',), metavar='RUN', help=RUN)
     parser.add_argument(
@@ -60,7 +60,7 @@ def add_checkpoint_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that choose the checkpoint of a run."""
     parser.add_argument(
         '--step',
-        type=_step,
+        type=_parse_step,
         metavar='STEP|best',
         help='saved step, or the best by config.checkpoint.keep_best (default: the newest)',
     )
@@ -74,7 +74,7 @@ def add_checkpoint_flags(parser: argparse.ArgumentParser) -> None:
     add_allow_flag(parser)
 
 
-def _step(text: str) -> int | str:
+def _parse_step(text: str) -> int | str:
     if text == 'best':
         return text
     try:
@@ -84,32 +84,32 @@ def _step(text: str) -> int | str:
 
 
 def check_model_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """Put the one model that the flags name into `args.model`; raise UserError for two or none."""
-    named = [text for text in (args.model, args.workdir, args.checkpoint) if text is not None]
-    if len(named) != 1:
+    """Set `args.model` to the model that the flags name; raise UserError unless there is one."""
+    names = [text for text in (args.model, args.workdir, args.checkpoint) if text is not None]
+    if len(names) != 1:
         parser.error('name one model: MODEL, --workdir RUN or --checkpoint FILE')
     if args.checkpoint is not None and (args.step is not None or args.average != 1):
         parser.error('--step and --average apply to runs: name one, not --checkpoint')
-    args.model = named[0]
+    args.model = names[0]
 
 
 def image_size(args: argparse.Namespace) -> tuple[int, int] | None:
     """Parse `--image-size` as (height, width): '224', or 'width=320,height=224' in any order.
 
     Raises:
-      UserError: for anything else, such as '224x320', whose order is not told, or too many pixels.
+      UserError: The text is anything else, such as '224x320' (ambiguous order), or too large.
     """
     if (text := args.image_size) is None:
         return None
-    height, width = _sides(text)
+    height, width = _parse_sides(text)
     from vit_jax.data.images import MAX_PIXELS
 
     if height * width > MAX_PIXELS:
-        raise UserError(f'--image-size {text}: the limit is {MAX_PIXELS:,} pixels')
+        raise UserError(f'--image-size {text}: too large; the limit is {MAX_PIXELS:,} pixels')
     return height, width
 
 
-def _sides(text: str) -> tuple[int, int]:
+def _parse_sides(text: str) -> tuple[int, int]:
     number = r'([1-9]\d*)'
     for form, order in (
         (f'height={number},width={number}', 1),
@@ -127,18 +127,18 @@ def _sides(text: str) -> tuple[int, int]:
     first, second = int(match[1]), int(match[2] or match[1])
     if first != second:  # a height and a width in earlier releases, the reverse in other tools
         raise UserError(
-            f'--image-size {text}: say which side is which: width={second},height={first} is what '
-            'it meant in earlier releases'
+            f'--image-size {text} is ambiguous: write width={second},height={first}, its meaning '
+            'in earlier releases, or the reverse'
         )
     return first, second
 
 
 def task_name(args: argparse.Namespace) -> str:
-    """The name of the model's task; a checkpoint is read for it, once, and kept in `args.stored`.
+    """Read the name of the model's task; a checkpoint is read once and stored in `args.stored`.
 
     Raises:
-      UserError: if the folder holds no run, the checkpoint cannot be read, its config names code
-        that is not allowed, or no device is usable.
+      UserError: The folder does not contain a run, the checkpoint cannot be read, its config names
+        code that is not allowed, or no device is usable.
     """
     from vit_jax.inference import load
     from vit_jax.runtime import mesh
@@ -158,7 +158,7 @@ def open_model(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Any
     """Open the `TrainedModel` that the flags of `add_model_flags` name.
 
     Raises:
-      UserError: if not exactly one model is named, it cannot be read, or no device is usable.
+      UserError: Not exactly one model is named, it cannot be read, or no device is usable.
     """
     if args.model is None:
         check_model_flags(parser, args)
@@ -174,5 +174,5 @@ def open_model(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Any
 
 
 def run_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The values of `add_run_flags` as keywords of `inference.load`'s functions."""
+    """Convert the flags of `add_run_flags` to keywords of `inference.load`'s functions."""
     return {'step': args.step, 'average': args.average, 'allowed': args.allow}

@@ -1,4 +1,4 @@
-"""What commands share: parsers with one-line errors, output files and tables."""
+"""Shared parts of commands: parsers with one-line errors, output files and tables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from vit_jax.errors import (
 )
 
 FIT = 'fit'
-STDOUT = '-'  # the value of `--json` without a file
+STDOUT = '-'  # value of `--json` without a file
 # Help texts that several commands share.
 RUNS_HELP = 'run folders, finished or not, or folders of them'
 PICTURE_HELP = 'picture to write: PNG, SVG or PDF (default: %(default)s)'
@@ -32,21 +32,21 @@ STORAGE_HELP = 'storage: sqlite:///FILE, journal:FILE or an SQL server (default:
 DEVICE_HELP = 'device kind, by its JAX name (default: %(default)s)'
 MFU_HELP = 'model FLOPs utilization, a share of the peak (default: %(default)s)'
 
-# Flags by their former names, which still work.
+# {former name: flag}; former names still work.
 RENAMED = {'--output': '--out'}
 
 
 def program() -> str:
-    """The program as it was called."""
+    """Name the program as it was called."""
     name = pathlib.Path(sys.argv[0]).name
     return 'vit-jax' if name.startswith('vit-jax') else 'python -m vit_jax'
 
 
 class HelpShown(CommandFinished):
-    """`--help` was shown.
+    """Exception after `--help` was shown.
 
     Attributes:
-      parser: parser of the command.
+      parser: Parser of the command.
     """
 
     def __init__(self, parser: Parser):
@@ -58,8 +58,8 @@ class Parser(argparse.ArgumentParser):
     """An `ArgumentParser` that raises UserError instead of printing its usage and exiting.
 
     Args:
-      command: the words after `vit_jax`.
-      description: shown by `--help`.
+      command: Words after `vit_jax`.
+      description: Text shown by `--help`.
     """
 
     def __init__(self, command: str, description: str | None):
@@ -69,7 +69,7 @@ class Parser(argparse.ArgumentParser):
     def parse_args(self, args: Sequence[str], namespace: Any = None) -> argparse.Namespace:  # type: ignore[override]
         args = self._current_names(args)
         self._require_flags(args)
-        # Intermixed: flags may stand between a subject and what follows it.
+        # Intermixed: flags may come between a subject and the arguments that follow it.
         parsed, unknown = self.parse_known_intermixed_args(args, namespace)
         if unknown:
             self.error(f'unexpected {unknown[0]!r}')
@@ -78,33 +78,33 @@ class Parser(argparse.ArgumentParser):
         return parsed
 
     def _current_names(self, args: Sequence[str]) -> list[str]:
-        """The command line with the current names of renamed flags."""
-        words, end = list(args), args.index('--') if '--' in args else len(args)
-        for i, word in enumerate(words[:end]):
+        """Replace former names of flags in the command line by current ones."""
+        renamed, end = list(args), args.index('--') if '--' in args else len(args)
+        for i, word in enumerate(renamed[:end]):
             flag, equals, value = word.partition('=')
             new = RENAMED.get(flag, flag)
             if flag not in self._option_string_actions and new in self._option_string_actions:
-                words[i] = f'{new}{equals}{value}'
-        return words
+                renamed[i] = f'{new}{equals}{value}'
+        return renamed
 
     def _require_flags(self, args: Sequence[str]) -> None:
-        """Report an unknown flag before a missing one, which it may be, misspelled."""
-        # argparse has no public list of flags.
+        """Report an unknown flag before a missing one: it may be the missing flag, misspelled."""
+        # argparse does not have a public list of flags.
         valid = [flag for flag in self._option_string_actions if flag.startswith('--')]
-        words = list(itertools.takewhile(lambda word: word != '--', args))
-        for word, following in zip(words, [*words[1:], ''], strict=False):
+        before_end = list(itertools.takewhile(lambda word: word != '--', args))
+        for word, following in zip(before_end, [*before_end[1:], ''], strict=False):
             flag, equals, value = word.partition('=')
             if flag.startswith('--') and ' ' not in flag and flag not in valid:
                 value = value if equals else following
-                self.error(_word_of_a_config(flag, value, valid) or nearest('flag', flag, valid))
+                self.error(_suggest_config_key(flag, value, valid) or nearest('flag', flag, valid))
 
     def shown_actions(self) -> list[argparse.Action]:
-        """The arguments that `--help` lists, except itself."""
-        # argparse has no public list of arguments, nor of their texts.
+        """List the arguments that `--help` shows, except itself."""
+        # argparse does not have a public list of arguments or of their texts.
         return [a for a in self._actions if a.help != argparse.SUPPRESS and a.dest != 'help']
 
     def flags(self) -> Iterator[tuple[str, str]]:
-        """The notation and the help text of each argument, positional ones first."""
+        """Yield the notation and the help text of each argument, positional ones first."""
         shown = self._get_formatter()
         for action in sorted(self.shown_actions(), key=lambda a: bool(a.option_strings)):
             text = ' '.join(shown._expand_help(action).split())
@@ -117,8 +117,8 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f'{self.command}: {message} (see {self.prog} --help)')
 
 
-def _word_of_a_config(flag: str, value: str, valid: Sequence[str]) -> str:
-    """The message for a flag that other trainers have; empty for others and without `--config`."""
+def _suggest_config_key(flag: str, value: str, valid: Sequence[str]) -> str:
+    """Suggest a key for a flag that other trainers have; empty if unknown or without `--config`."""
     from vit_jax.config.load import other_word
 
     hint = other_word(flag, value) if '--config' in valid else ''
@@ -127,8 +127,8 @@ def _word_of_a_config(flag: str, value: str, valid: Sequence[str]) -> str:
 
 def has_flag(argv: Sequence[str], flags: Sequence[str]) -> bool:
     """Whether a command line has one of the flags."""
-    words = itertools.takewhile(lambda word: word != '--', argv)
-    return any(word.partition('=')[0] in flags for word in words)
+    before_end = itertools.takewhile(lambda word: word != '--', argv)
+    return any(word.partition('=')[0] in flags for word in before_end)
 
 
 def add_subject(
@@ -138,11 +138,11 @@ def add_subject(
     flags: Sequence[str],
     **options: Any,
 ) -> None:
-    """Add a positional argument, unless the command line has a flag that stands for it.
+    """Add a positional argument, unless the command line has a flag that replaces it.
 
     Args:
       parser: Parser to extend.
-      argv: the command line.
+      argv: Command line.
       name: Attribute; None if one of the flags is given.
       flags: Flags that replace the argument.
       options: Keywords of `add_argument`.
@@ -159,9 +159,9 @@ def add_json_flag(
     """Add `--json`.
 
     Args:
-      parser: parser to extend.
-      more: end of the help text.
-      former_file: whether the flag used to take a file, which `write_json` still writes.
+      parser: Parser to extend.
+      more: End of the help text.
+      former_file: Whether the flag used to take a file, which `write_json` still writes.
     """
     text = f'print JSON instead of text{more}'
     if former_file:
@@ -185,13 +185,13 @@ def write_json(record: Any, where: str | None) -> bool:
 
     Args:
       record: JSON values.
-      where: the value of the flag.
+      where: Value of the flag.
 
     Returns:
-      Whether it was printed, in place of a table.
+      Whether JSON was printed instead of a table.
 
     Raises:
-      UserError: if the file cannot be written.
+      UserError: The file cannot be written.
     """
     text = json.dumps(record, indent=2, allow_nan=False) + '\n'
     if where == STDOUT:
@@ -236,18 +236,18 @@ def batch_size_or_fit(text: str) -> int | str:
 def overview(
     command: str, description: str | None, usage: str, parsers: Iterable[Parser]
 ) -> Parser:
-    """A parser whose `--help` shows the usage of a command and of each of its actions.
+    """Make a parser whose `--help` shows the usage of a command and of each of its actions.
 
     Args:
-      command, description: see `Parser`.
-      usage: the words after the command's name.
+      command, description: See `Parser`.
+      usage: Words after the command's name.
       parsers: Parsers of the actions.
     """
-    shown = Parser(command, description)
-    shown.usage = f'{shown.prog} {usage}'
-    shown.formatter_class = argparse.RawDescriptionHelpFormatter
-    shown.epilog = ''.join(parser.format_usage() for parser in parsers)
-    return shown
+    parser = Parser(command, description)
+    parser.usage = f'{parser.prog} {usage}'
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = ''.join(action.format_usage() for action in parsers)
+    return parser
 
 
 def check_output(
@@ -260,8 +260,8 @@ def check_output(
     Args:
       path: File to write.
       flag: Flag that names it.
-      inputs: words that name what the command reads: files, folders of images, sources such as
-        'table:FILE', and others, which are not looked at.
+      inputs: Arguments that name what the command reads: files, folders of images, sources such
+        as 'table:FILE'; others are ignored.
     """
     from vit_jax.storage import paths, run_folder
 
@@ -274,12 +274,12 @@ def check_output(
 
 
 def _reads(word: str | None, file: pathlib.Path) -> bool:
-    """Whether a word of the command line names a file, or a folder of images with the file."""
+    """Whether an argument names a file, or a folder of images that contains it."""
     from vit_jax.data.sources.table import is_image
 
-    named = {word, word.partition(':')[2]} - {''} if word else set()
-    for path in map(os.path.expanduser, named):
-        with contextlib.suppress(OSError, ValueError):  # of words that are no path
+    names = {word, word.partition(':')[2]} - {''} if word else set()
+    for path in map(os.path.expanduser, names):
+        with contextlib.suppress(OSError, ValueError):  # the word is not a path
             if os.path.samefile(path, file):
                 return True
             if is_image(file.name) and pathlib.Path(path).resolve() in file.resolve().parents:
@@ -290,7 +290,7 @@ def _reads(word: str | None, file: pathlib.Path) -> bool:
 def check_picture(path: str | pathlib.Path, flag: str, inputs: Iterable[str | None] = ()) -> None:
     """Raise UserError, which names the flag, for an unsupported format or an unwritable file.
 
-    Arguments as of `check_output`.
+    See `check_output` for the arguments.
     """
     from vit_jax.viz import figures
 
@@ -340,8 +340,8 @@ def is_folder(out: str) -> bool:
 def image_names(files: Sequence[str | pathlib.Path], samples: int | None = None) -> list[str]:
     """Return NAME.png for each file, or NAME_0.png, NAME_1.png, ... for its samples.
 
-    If two files have the same NAME, each keeps its folders below the folder that all share, as in
-    `a/NAME.png` and `b/NAME.png`; if this does not tell them apart, its suffix too.
+    Files with the same NAME keep their folders below the common folder, such as `a/NAME.png` and
+    `b/NAME.png`; if this does not distinguish them, also their suffixes.
     """
     paths = [pathlib.Path(os.path.abspath(file)) for file in files]
     names = [path.stem for path in paths]
@@ -358,32 +358,32 @@ def image_names(files: Sequence[str | pathlib.Path], samples: int | None = None)
 def check_image_names(
     names: Sequence[str], files: Sequence[str | pathlib.Path], folder: str, flag: str
 ) -> None:
-    """Raise UserError if `save_images` would overwrite an input file or one of its own images."""
-    inputs, made = {pathlib.Path(file).resolve() for file in files}, set()
+    """Raise UserError if `save_images` would overwrite an input file or one of its images."""
+    inputs, outputs = {pathlib.Path(file).resolve() for file in files}, set()
     for name in names:
         path = (pathlib.Path(folder) / name).resolve()
         if path in inputs:
             raise UserError(
                 f'{flag} {folder!r}: {name} would overwrite an input file: choose another folder'
             )
-        if path in made:
+        if path in outputs:
             raise UserError(
                 f'{flag} {folder!r}: {name} is the picture of two inputs: give each file once'
             )
-        made.add(path)
+        outputs.add(path)
 
 
 def save_images(images: Iterable[Any], names: Sequence[str], folder: str, flag: str) -> Any:
     """Write images and return their folder.
 
     Args:
-      images: uint8 [Y X 3]; may be a generator, only one is held in memory.
-      names: see `image_names`.
-      folder: made if missing.
-      flag: the flag that named the folder.
+      images: Images uint8 [Y X 3]; a generator is consumed one image at a time.
+      names: See `image_names`.
+      folder: Folder, created if missing.
+      flag: Flag that named the folder.
 
     Raises:
-      UserError: if one cannot be written.
+      UserError: An image cannot be written.
     """
     from PIL import Image
 
@@ -414,12 +414,12 @@ def align(lines: Sequence[Sequence[str]], left: int) -> str:
 
 
 def find_parser(command: str, action: str = '') -> Parser:
-    """The parser of a command, or of one of its actions, without a subject."""
-    words = [action] * bool(action) + ['--help']
+    """Find the parser of a command, or of one of its actions, without a subject."""
+    args = [action] * bool(action) + ['--help']
     module = importlib.import_module(f'vit_jax.commands.{command}')
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            module.main(words)
-    except HelpShown as shown:
-        return shown.parser
+            module.main(args)
+    except HelpShown as e:
+        return e.parser
     raise AssertionError(f'{command} {action} --help returned')

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from vit_jax.sweeps.isoflop import Isoflop, Run, StudyCost
 
 COMMAND = 'scaling study'
-FAR = 2.0  # times the largest size of a run; an optimum beyond is doubtful
+FAR = 2.0  # optimum over the largest size of a run above which it is doubtful
 LAW = ('E', 'A', 'alpha', 'B', 'beta')
 
 
@@ -45,14 +45,14 @@ def study(argv: Sequence[str]) -> int:
     for line in (*cost_lines(family, cost), duration_line(family, cost, args)):
         print(line)
     if args.study is None:
-        print('nothing is created without --study NAME, which queues these trials')
+        print('nothing was created; --study NAME queues these trials')
         return 0
     from vit_jax.sweeps.study import create
 
-    made = create(family.sweep(), args.study, args.storage, args.workdir)
-    count = len(made.sweep.queue())
-    print(f'created {made.name}: {count} trials, runs in {made.folder}')
-    print(f'work on it: python -m vit_jax sweep work {made.name}')
+    created = create(family.sweep(), args.study, args.storage, args.workdir)
+    count = len(created.sweep.queue())
+    print(f'created {created.name}: {count} trials, runs in {created.folder}')
+    print(f'work on it: python -m vit_jax sweep work {created.name}')
     return 0
 
 
@@ -78,26 +78,26 @@ def read_study(args: argparse.Namespace) -> Isoflop:
     """Read the study of the file, with the budgets of the flag.
 
     Raises:
-      UserError: if the file has none, or a budget is not a number.
+      UserError: The file does not have a study, or a budget is not a number.
     """
     from vit_jax.sweeps.isoflop import Isoflop
 
-    found = recipes.run_file(args.file, 'get_sweep', COMMAND)
-    if not isinstance(found, Isoflop):
+    family = recipes.run_file(args.file, 'get_sweep', COMMAND)
+    if not isinstance(family, Isoflop):
         raise UserError(
             f'{COMMAND}: get_sweep of {args.file!r} does not return an Isoflop: use sweep create'
         )
     if args.budget is None:
-        return found
+        return family
     try:
         budgets = tuple(float(text) for text in args.budget.split(','))
     except ValueError:
         raise UserError(f'--budget {args.budget!r}: write FLOPs, such as 1e15,1e16') from None
-    return dataclasses.replace(found, budgets=budgets)
+    return dataclasses.replace(family, budgets=budgets)
 
 
 def plan_table(runs: Sequence[Run]) -> list[list[str]]:
-    """A table with headings and a row for each budget and shape."""
+    """Tabulate the plan: headings, then a row for each budget and shape."""
     names = list(runs[0].shape)
     headings = ['budget', *(name.rpartition('.')[2] for name in names), 'parameters', 'batch']
     table = [[*headings, 'steps', 'warm-up', 'cooldown', 'examples', 'FLOPs', 'off', 'seeds']]
@@ -114,26 +114,26 @@ def plan_table(runs: Sequence[Run]) -> list[list[str]]:
 
 
 def cost_lines(family: Isoflop, cost: StudyCost) -> list[str]:
-    """Lines on the cost of the study, its branches and its seeds."""
+    """Describe the cost of the study, its branches and its seeds."""
     from vit_jax.sweeps import isoflop
 
     count = len(isoflop.runs(family))
-    found = [f'{count} runs: {cost.separate:.4g} FLOPs, forward and backward']
+    lines = [f'{count} runs: {cost.separate:.4g} FLOPs, forward and backward']
     if cost.trunks:
-        found.append(
+        lines.append(
             f'as branches of {cost.trunks} trunks at a constant rate: {cost.trained:.4g} FLOPs, '
-            f'{cost.trained / cost.separate:.0%} of that'
+            f'{cost.trained / cost.separate:.0%} of the above'
         )
     if cost.seeds:
-        found.append(
+        lines.append(
             f'seeds after the first: {cost.seeds:.4g} FLOPs, {cost.seeds / cost.trained:.0%} of '
             'the training'
         )
-    return found
+    return lines
 
 
 def duration_line(family: Isoflop, cost: StudyCost, args: argparse.Namespace) -> str:
-    """A line on the duration, by the device's peak or, with `--measure`, by timing each shape."""
+    """Describe the duration, by the device's peak or, with `--measure`, by timing each shape."""
     from vit_jax.profiling.cost import Machine
 
     if not args.measure:
@@ -162,18 +162,18 @@ def shape(argv: Sequence[str]) -> int:
     table = rows.read_csv(args.csv)
     examples = args.examples if args.examples in table[0] else None
     columns = StarColumns(names, args.t, args.y, examples)
-    found = read_star(table, columns)
+    star = read_star(table, columns)
     start = _shape_start(args.start, names, args.target) if args.start else None
-    shapes = fit_shapes(found, args.bootstrap)
+    shapes = fit_shapes(star, args.bootstrap)
     if not shapes.laws:
-        raise UserError(f'no optimal shape was found: {"; ".join(shapes.notes)}')
-    summary = _shape_summary(found, shapes, args.target, start)
+        raise UserError(f'none of the dimensions has an optimum: {"; ".join(shapes.notes)}')
+    summary = _shape_summary(star, shapes, args.target, start)
     if not write_json(summary, args.json):
         _print_shape(summary)
     if args.out:
         from vit_jax.scaling import plots_optimal
 
-        figure = plots_optimal.draw_shape(found, shapes, columns, args.target)
+        figure = plots_optimal.draw_shape(star, shapes, columns, args.target)
         print(save_figure(figure, args.out, '--out'))
     return 0
 
@@ -208,21 +208,21 @@ def _shape_parser() -> Parser:
 def _shape_start(
     text: str, names: Sequence[str], target: float | None
 ) -> tuple[dict[str, float], float]:
-    """Parse `192,6,768@1e18` into the shape and the ratio of the target to its budget."""
+    """Parse `192,6,768@1e18` into a shape and the ratio of the target to its budget."""
     if target is None:
-        raise UserError('--start needs --target')
+        raise UserError('--start needs --target: give the budget to scale to')
     try:
         values, _, budget = text.partition('@')
         shape, t = [float(value) for value in values.split(',')], float(budget)
     except ValueError as e:
         raise UserError(f'--start {text!r}: write values and budget, such as 192,6@1e18') from e
     if len(shape) != len(names) or not all(0 < value < float('inf') for value in (*shape, t)):
-        raise UserError(f'--start {text!r}: {len(names)} positive values and a budget are needed')
+        raise UserError(f'--start {text!r}: give {len(names)} positive values and a budget')
     return dict(zip(names, shape, strict=True)), target / t
 
 
 def _shape_summary(
-    found: StarSweep,
+    star: StarSweep,
     shapes: ShapeFit,
     target: float | None,
     start: tuple[dict[str, float], float] | None,
@@ -230,35 +230,40 @@ def _shape_summary(
     dimensions: dict[str, Any] = {}
     for name, law in shapes.laws.items():
         s, band = shapes.exponent(name)
-        one = {**dataclasses.asdict(law), 's': s, 's_band': band, 'runs': len(found.rays[name].x)}
+        dimension = {
+            **dataclasses.asdict(law),
+            's': s,
+            's_band': band,
+            'runs': len(star.rays[name].x),
+        }
         if target is not None:
-            one['optimum'], one['optimum_band'] = shapes.best(name, target)
-        dimensions[name] = one
+            dimension['optimum'], dimension['optimum_band'] = shapes.best(name, target)
+        dimensions[name] = dimension
     summary: dict[str, Any] = {
-        'center': found.center,
+        'center': star.center,
         'dimensions': dimensions,
         'rmse': shapes.rmse,
-        'notes': [*found.notes, *shapes.notes],
+        'notes': [*star.notes, *shapes.notes],
     }
     if target is None:
         return summary
-    for name, one in dimensions.items():
-        beyond = one['optimum'] / found.rays[name].x.max()
+    for name, dimension in dimensions.items():
+        beyond = dimension['optimum'] / star.rays[name].x.max()
         if beyond > FAR:
             summary['notes'].append(f'{name}: its optimum is {beyond:.2g} times the largest run')
-    best = found.center | {name: one['optimum'] for name, one in dimensions.items()}
-    summary |= {'target': target, 'examples': _affordable_examples(found, best, target)}
+    best = star.center | {name: dimension['optimum'] for name, dimension in dimensions.items()}
+    summary |= {'target': target, 'examples': _affordable_examples(star, best, target)}
     if start is not None:
         grown = shapes.scaled({k: v for k, v in start[0].items() if k in shapes.laws}, start[1])
         summary |= {
             'scaled': grown,
-            'scaled_examples': _affordable_examples(found, start[0] | grown, target),
+            'scaled_examples': _affordable_examples(star, start[0] | grown, target),
         }
     return summary
 
 
-def _affordable_examples(found: StarSweep, best: dict[str, float], target: float) -> float | None:
-    cost = found.cost(best)
+def _affordable_examples(star: StarSweep, best: dict[str, float], target: float) -> float | None:
+    cost = star.cost(best)
     return None if cost is None else target / cost
 
 
@@ -268,11 +273,15 @@ def _print_shape(summary: dict[str, Any]) -> None:
     lines = [['dimension', 'center', 'runs', 'a', 'b', 'c', 's']]
     lines[0] += ['x*'] if 'target' in summary else []
     lines[0] += ['scaled'] if grown else []
-    for name, one in summary['dimensions'].items():
-        numbers = [f'{one[key]:.3g}' for key in 'abc']
-        line = [name, f'{summary["center"][name]:g}', str(one['runs']), *numbers]
-        line.append(_with_band(one['s'], one['s_band']))
-        line += [_with_band(one['optimum'], one['optimum_band'])] if 'optimum' in one else []
+    for name, dimension in summary['dimensions'].items():
+        numbers = [f'{dimension[key]:.3g}' for key in 'abc']
+        line = [name, f'{summary["center"][name]:g}', str(dimension['runs']), *numbers]
+        line.append(_with_band(dimension['s'], dimension['s_band']))
+        line += (
+            [_with_band(dimension['optimum'], dimension['optimum_band'])]
+            if 'optimum' in dimension
+            else []
+        )
         line += [f'{grown[name]:.4g}'] if grown else []
         lines.append(line)
     print(align(lines, left=1))
@@ -300,14 +309,14 @@ def optimal(argv: Sequence[str]) -> int:
     factor = table.parse_holdout_factor(args.holdout) if args.holdout else 0.0
     options = AnalysisOptions(args.target, factor, args.bootstrap, args.inference_tokens)
     curves = points.read(rows.read_csv(args.csv), columns)
-    found = [analyze(one, options) for one in curves if len(one.y)]
-    require_law(found)
-    if not write_json(_optimal_summary(found, columns), args.json):
-        _print_optimal(found, columns)
+    analyses = [analyze(curve, options) for curve in curves if len(curve.y)]
+    require_law(analyses)
+    if not write_json(_optimal_summary(analyses, columns), args.json):
+        _print_optimal(analyses, columns)
     if args.out:
         from vit_jax.scaling import plots_optimal
 
-        print(save_figure(plots_optimal.draw_optima(found, columns), args.out, '--out'))
+        print(save_figure(plots_optimal.draw_optima(analyses, columns), args.out, '--out'))
     return 0
 
 
@@ -341,7 +350,7 @@ def _optimal_parser() -> Parser:
     return parser
 
 
-def _optimal_summary(found: Sequence[Analysis], columns: Columns) -> dict[str, Any]:
+def _optimal_summary(analyses: Sequence[Analysis], columns: Columns) -> dict[str, Any]:
     from vit_jax.scaling import points
 
     return {
@@ -349,20 +358,20 @@ def _optimal_summary(found: Sequence[Analysis], columns: Columns) -> dict[str, A
         'counted': points.describe_conventions(columns),
         'curves': [
             {
-                'by': one.points.by,
-                'points': len(one.points.y),
-                'flops': one.points.cost.text,
-                **one.summary,
-                'shown': one.shown,
-                'notes': list(one.notes),
-                'left_out': list(one.points.left_out),
+                'by': analysis.points.by,
+                'points': len(analysis.points.y),
+                'flops': analysis.points.cost.text,
+                **analysis.summary,
+                'shown': analysis.shown,
+                'notes': list(analysis.notes),
+                'left_out': list(analysis.points.left_out),
             }
-            for one in found
+            for analysis in analyses
         ],
     }
 
 
-def _print_optimal(found: Sequence[Analysis], columns: Columns) -> None:
+def _print_optimal(analyses: Sequence[Analysis], columns: Columns) -> None:
     from vit_jax.scaling import points
     from vit_jax.scaling.optimal import BIAS
     from vit_jax.scaling.rows import label
@@ -370,20 +379,24 @@ def _print_optimal(found: Sequence[Analysis], columns: Columns) -> None:
     print('L = E + A N^-alpha + B D^-beta; N* ~ C^a, D* ~ C^b')
     print(points.describe_conventions(columns))
     lines = [['curve', 'way', 'a', 'b', 'held out', 'C', 'N*', 'D*', 'loss']]
-    for one in found:
-        lines += [[label(one.points.by), *_optimal_row(way, one)] for way in one.summary]
+    for analysis in analyses:
+        lines += [
+            [label(analysis.points.by), *_optimal_row(way, analysis)] for way in analysis.summary
+        ]
     print(align(lines, left=2))
-    for one in found:
-        name = label(one.points.by)
-        print(f'{name}: {one.points.cost.text}')
-        if law := one.summary['joint']:
-            known = [f'{k} = {_fitted_with_band(law, k)}' for k in LAW if law[k] is not None]
-            print(f'{name}: ' + (', '.join(known) or 'no parameter of the joint law is identified'))
+    for analysis in analyses:
+        name = label(analysis.points.by)
+        print(f'{name}: {analysis.points.cost.text}')
+        if law := analysis.summary['joint']:
+            params = [f'{k} = {_fitted_with_band(law, k)}' for k in LAW if law[k] is not None]
+            print(
+                f'{name}: ' + (', '.join(params) or 'no parameter of the joint law is identified')
+            )
             if served := law.get('inference'):
                 print(f'{name}: {_inference_line(served)}')
-        for note in (*one.notes, *one.points.left_out):
+        for note in (*analysis.notes, *analysis.points.left_out):
             print(f'{name}: {note}')
-    if any(one.summary['isoflop'] for one in found):
+    if any(analysis.summary['isoflop'] for analysis in analyses):
         print(f'isoflop: {BIAS}')
 
 
@@ -396,8 +409,8 @@ def _inference_line(served: dict[str, Any]) -> str:
     )
 
 
-def _optimal_row(way: str, one: Analysis) -> list[str]:
-    law = one.summary[way]
+def _optimal_row(way: str, analysis: Analysis) -> list[str]:
+    law = analysis.summary[way]
     if law is None:
         return [way, *['-'] * 7]
     target = law.get('target') or {}
@@ -411,7 +424,7 @@ def _optimal_row(way: str, one: Analysis) -> list[str]:
 
 
 def _fitted_with_band(law: dict[str, Any], name: str) -> str:
-    """A value and its interval; a dash for one that is not identified."""
+    """Format a value and its interval; a dash if it is not identified."""
     return '-' if law[name] is None else _with_band(law[name], law['bands'].get(name, ()))
 
 
@@ -445,5 +458,5 @@ def require_count(value: int, flag: str) -> None:
 
 
 def parse_names(text: str) -> tuple[str, ...]:
-    """'a,b' -> ('a', 'b')."""
+    """Split 'a,b' into ('a', 'b')."""
     return tuple(name.strip() for name in text.split(',') if name.strip())

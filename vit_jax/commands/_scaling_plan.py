@@ -55,9 +55,9 @@ def plan(argv: Sequence[str]) -> int:
         f'GFLOPs: forward, one example; exaFLOPs: training{searched}\n'
         f'chip-hours of {args.device}, core-days of {CORE}, at {args.mfu:.0%} of the peak'
     )
-    if line := _repeated_cost(runs):
+    if line := _describe_repeated_cost(runs):
         print(line)
-    if line := _repeats(runs):
+    if line := _describe_repeats(runs):
         print(line)
     if args.seeds or args.precision:
         _print_designs(runs, planned, args)
@@ -86,7 +86,7 @@ def _check_plan_flags(args: argparse.Namespace) -> None:
 
 
 def _load(args: argparse.Namespace) -> Sweep | Family:
-    """What the file returns; raise UserError without one, or for a mistake in it."""
+    """Load the study of the file; raise UserError without one, or for a mistake in it."""
     from vit_jax.sweeps import space
 
     if args.file is None:
@@ -97,10 +97,10 @@ def _load(args: argparse.Namespace) -> Sweep | Family:
 def price_runs(
     args: argparse.Namespace, config: Any | None, planned: Sweep | Family | None
 ) -> list[PlannedRun]:
-    """Price the runs of a config, or of what the file returned.
+    """Price the runs of a config, or of the file's study.
 
     Raises:
-      UserError: if both are given, for a mistake in them, or if their data are missing.
+      UserError: Both are given, one has a mistake, or data are missing.
     """
     if config is not None and args.file is not None:
         raise UserError(f'{COMMAND} needs one of FILE[:ARG] (a sweep) and --config FILE[:ARG]')
@@ -114,40 +114,42 @@ def price_runs(
     return planned_runs(sweep, args.examples, args.image_size)
 
 
-def _repeated_cost(runs: Sequence[PlannedRun]) -> str:
-    """A line on the cost of runs that repeat another with a new seed; empty without any."""
-    seen: set[str] = set()
-    again = []
+def _describe_repeated_cost(runs: Sequence[PlannedRun]) -> str:
+    """Describe the cost of runs that repeat another with a new seed; empty without any."""
+    settings: set[str] = set()
+    repeated = []
     for run in runs:
         setting = str({name: value for name, value in run.point.items() if name != 'seed'})
-        if 'seed' in run.point and setting in seen:
-            again.append(run.flops)
-        seen.add(setting)
-    share = sum(again) / sum(run.flops for run in runs)
-    line = f'{len(again)} of {len(runs)} runs repeat another with a new seed: {share:.0%} of FLOPs'
-    return line if again else ''
+        if 'seed' in run.point and setting in settings:
+            repeated.append(run.flops)
+        settings.add(setting)
+    share = sum(repeated) / sum(run.flops for run in runs)
+    line = (
+        f'{len(repeated)} of {len(runs)} runs repeat another with a new seed: {share:.0%} of FLOPs'
+    )
+    return line if repeated else ''
 
 
-def _repeats(runs: Sequence[PlannedRun]) -> str:
-    """A line on runs that see their data too often; empty without any."""
+def _describe_repeats(runs: Sequence[PlannedRun]) -> str:
+    """Describe runs that see their data too often; empty without any."""
     from vit_jax.scaling.repeats import EPOCHS
     from vit_jax.sweeps import asha
 
     runs = [run for run in runs if run.point.get(asha.FROM) != '']  # without trunks
-    known = [run for run in runs if run.data_size]
-    epochs = [_examples_seen(run) / run.data_size for run in known]
-    many = sum(run.count for run, n in zip(known, epochs, strict=True) if n > EPOCHS)
+    sized = [run for run in runs if run.data_size]
+    epochs = [_examples_seen(run) / run.data_size for run in sized]
+    many = sum(run.count for run, n in zip(sized, epochs, strict=True) if n > EPOCHS)
     if not many:
         return ''
     return (
         f'{many} of {sum(run.count for run in runs)} runs repeat their data more than '
         f'{EPOCHS:g} times, up to {max(epochs):,.3g}: repeats are worth less than new data '
-        '(Muennighoff et al. 2023); vary the unique data, so that `scaling optimal` can tell'
+        '(Muennighoff et al. 2023); vary the unique data to let `scaling optimal` measure this'
     )
 
 
 def _examples_seen(run: PlannedRun) -> float:
-    """Examples of a run, with those of the trunk that it branches from."""
+    """Count the examples of a run, including its trunk's up to the branch."""
     from vit_jax.sweeps import asha
 
     return (run.steps + int(run.point.get(asha.STEP) or 0)) * run.batch_size
@@ -166,27 +168,27 @@ def _print_designs(
 
 
 def _print_curve_designs(runs: Sequence[PlannedRun], args: argparse.Namespace) -> None:
-    """Print the cost of seeds, and how much they and other runs of that cost improve a law."""
+    """Print the cost of seeds, and how much seeds and other runs of equal cost improve a law."""
     from vit_jax.scaling import coverage
 
-    each = [run.flops / run.count for run in runs for _ in range(run.count)]
-    target = args.target or 4 * max(each)
+    flops = [run.flops / run.count for run in runs for _ in range(run.count)]
+    target = args.target or 4 * max(flops)
     seeds = max(args.seeds, 1)
-    found = coverage.designs(each, seeds, target)
-    if not found or any(run.count > 1 for run in runs):
-        total = seeds * sum(each) / 1e18
+    designs = coverage.designs(flops, seeds, target)
+    if not designs or any(run.count > 1 for run in runs):
+        total = seeds * sum(flops) / 1e18
         print(
             f'{seeds} seeds of each: {total:.4g} exaFLOPs; to estimate their use for a law, '
             f'plan at least {coverage.MIN_SIZES} runs that differ in FLOPs'
         )
         return
     table = [['design', 'runs', 'exaFLOPs', *(f'error, {law}' for law in coverage.DESIGN_LAWS)]]
-    for one in found:
-        errors = [f'{100 * args.noise * error:.2g} %' for error in one.errors.values()]
-        table.append([one.name, f'{one.runs}', f'{one.cost / 1e18:.4g}', *errors])
+    for design in designs:
+        errors = [f'{100 * args.noise * error:.2g} %' for error in design.errors.values()]
+        table.append([design.name, f'{design.runs}', f'{design.cost / 1e18:.4g}', *errors])
     print(align(table, left=1))
     if args.precision:
-        planned = found[0]
+        planned = designs[0]
         for law, error in planned.errors.items():
             _print_price(law, args.noise * error, planned.runs, planned.cost, args.precision)
     print(
@@ -213,14 +215,14 @@ def _print_study_designs(family: Isoflop, args: argparse.Namespace) -> None:
     from vit_jax.scaling import isoflop_design
     from vit_jax.sweeps import isoflop
 
-    found = isoflop.runs(family)
-    one = isoflop_design.from_runs(
-        'as planned', [run.plan.parameters for run in found], [run.budget for run in found]
+    runs = isoflop.runs(family)
+    planned = isoflop_design.from_runs(
+        'as planned', [run.plan.parameters for run in runs], [run.budget for run in runs]
     )
-    best = _parse_optimum(args.optimum) or family.optimum or isoflop_design.middle(one)
-    target = args.target or 4 * float(one.c.max())
+    best = _parse_optimum(args.optimum) or family.optimum or isoflop_design.middle(planned)
+    target = args.target or 4 * float(planned.c.max())
     table = [['design', 'runs', 'exaFLOPs', 'isoflop', 'bias', 'joint']]
-    designs = isoflop_design.alternatives(one, args.seeds, best)
+    designs = isoflop_design.alternatives(planned, args.seeds, best)
     errors = [
         isoflop_design.expected_errors(design, target, args.noise, best) for design in designs
     ]
@@ -234,8 +236,8 @@ def _print_study_designs(family: Isoflop, args: argparse.Namespace) -> None:
     print(
         f'isoflop, joint: standard error of ln N* at {target:.3g} FLOPs by either method; bias: of '
         f'parabolas without\nnoise. For runs that scatter by {100 * args.noise:.2g} % and a '
-        f'typical law with N* = {best[0]:.3g} at {best[1]:.3g} FLOPs; no law holds\nexactly, which '
-        'adds to the error. exaFLOPs: of separate runs'
+        f'typical law with N* = {best[0]:.3g} at {best[1]:.3g} FLOPs. Laws do not hold\nexactly, '
+        'which adds to the error. exaFLOPs: cost of separate runs'
     )
 
 
@@ -245,10 +247,10 @@ def _print_prices(
     precision: float,
 ) -> None:
     """Print the price of a precision by each method, for designs with the planned seeds."""
-    for design, both in zip(designs, errors, strict=True):
+    for design, pair in zip(designs, errors, strict=True):
         if design.counts.sum() != designs[0].counts.sum():
             continue
-        for way, error in zip(('isoflop', 'joint'), both, strict=True):
+        for way, error in zip(('isoflop', 'joint'), pair, strict=True):
             if error is not None:
                 name = f'{design.name}, {way}'
                 _print_price(name, error, design.runs, design.cost, precision)

@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def make_parser(argv: Sequence[str]) -> Parser:
-    """The parser of the flags."""
+    """Make the parser of the flags."""
     parser = Parser('attention', __doc__)
     add_model_flags(parser, argv)
     parser.add_argument('--out', required=True, help='picture to write: PNG, SVG, PDF or JPEG')
@@ -88,7 +88,7 @@ def make_parser(argv: Sequence[str]) -> Parser:
 def check_no_inputs(parser: Parser, args: argparse.Namespace) -> None:
     """Raise UserError for flags or inputs that a picture of parameters does not use."""
     if args.inputs:
-        parser.error(f'--parameters takes no input: leave out {args.inputs[0]!r}')
+        parser.error(f'--parameters does not take an input: leave out {args.inputs[0]!r}')
     if args.map or args.query or args.of_source or args.layer != -1:
         parser.error('--map, --layer, --query and --self need an input: leave out --parameters')
 
@@ -96,7 +96,7 @@ def check_no_inputs(parser: Parser, args: argparse.Namespace) -> None:
 def check_inputs(parser: Parser, args: argparse.Namespace, of_text: bool) -> None:
     """Raise UserError for flags or inputs that do not apply to images, or to text."""
     if of_text and (args.query or args.image_size):
-        parser.error('--query and --image-size apply to images, and this run translates')
+        parser.error('--query and --image-size apply to images, but this run translates')
     if not of_text and args.of_source:
         parser.error('--self applies to runs that translate')
     if args.of_source and args.map:
@@ -118,8 +118,8 @@ def parse_query(text: str | None) -> tuple[int, ...] | None:
     return tuple(map(int, text.split(',')))
 
 
-def selected_maps(args: argparse.Namespace) -> Any:
-    """The maps that the flags choose."""
+def select_maps(args: argparse.Namespace) -> Any:
+    """Select the maps that the flags choose."""
     from vit_jax.viz.attention_pictures import MapSelection
 
     stack = 'encoder' if args.of_source else args.map or ''
@@ -137,7 +137,7 @@ def draw_image(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
     outputs, maps = predict_with_attention(run, batch_of_one(photo.fields))
     viz = predictions.find(run.settings.task.name)
     context = Context(run.class_names, vocab=run.vocab)
-    return attention_pictures.draw_on_photo(photo, outputs, maps, viz, context, selected_maps(args))
+    return attention_pictures.draw_on_photo(photo, outputs, maps, viz, context, select_maps(args))
 
 
 def draw_parameters(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
@@ -156,7 +156,7 @@ def draw_text(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
     """Draw the attention between two sentences, or within one; return the figure and a line.
 
     Raises:
-      UserError: if the run does not translate text, or a sentence is empty or too long.
+      UserError: The run does not translate text, or a sentence is empty or too long.
     """
     from vit_jax.inference.predict import batch_of_one, predict_with_attention
     from vit_jax.inference.text import default_translation, sentence_reader
@@ -170,5 +170,5 @@ def draw_text(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
         target = default_translation(run, reader, source)
     _, maps = predict_with_attention(run, batch_of_one({'source': source, 'target': target}))
     return attention_pictures.draw_between_sentences(
-        source, target, maps, reader.vocab, run.settings.model.name, selected_maps(args)
+        source, target, maps, reader.vocab, run.settings.model.name, select_maps(args)
     )

@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
     """Print a table, or JSON.
 
     Raises:
-      UserError: without `--config`.
+      UserError: A config is missing.
     """
     parser = Parser('benchmark', __doc__)
     steps = parser.add_mutually_exclusive_group()
@@ -96,8 +96,10 @@ def print_table(spec: Mapping[str, Any], results: Mapping[str, Timing]) -> None:
     """Print a row for each step."""
     from vit_jax.runtime.console import Console, Table
 
-    # No token of a measured batch is padding.
-    unit, each = ('tokens/s', spec['target'].shape[0]) if 'target' in spec else ('images/s', 1)
+    # Measured batches do not contain padding.
+    unit, per_example = (
+        ('tokens/s', spec['target'].shape[0]) if 'target' in spec else ('images/s', 1)
+    )
     headings = ('compile s', 'step ms', 'p10-p90', unit, 'TFLOP/s', 'MFU', 'memory GiB')
     table = Table('step', *headings, left=1)
     for name, t in results.items():
@@ -106,7 +108,7 @@ def print_table(spec: Mapping[str, Any], results: Mapping[str, Timing]) -> None:
             f'{t.compile_sec:.1f}',
             f'{1e3 * t.step_sec:,.2f}',
             f'{1e3 * t.step_sec_p10:,.2f}-{1e3 * t.step_sec_p90:,.2f}',
-            f'{each * t.images_per_sec:,.0f}',
+            f'{per_example * t.images_per_sec:,.0f}',
             f'{t.flops_per_sec / 1e12:,.4g}',
             '-' if t.mfu is None else f'{t.mfu:.1%}',
             '-' if t.peak_bytes is None else f'{t.peak_bytes / 2**30:.2f}',

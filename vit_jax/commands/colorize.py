@@ -42,25 +42,25 @@ def main(argv: Sequence[str]) -> int:
     upsamplers = [open_run(path, allowed=args.allow) for path in args.upsampler]
     compile_cache.enable()
     colorize = colorizer(core, upsamplers, args.seed)
-    found = [colorize(path) for path in args.image]
+    results = [colorize(path) for path in args.image]
 
-    def table(one: ColorizedPhoto) -> list[dict[str, Any]]:
-        return coltran.sample_rows(one.samples, one.bits_per_dim, one.photo)
+    def table(result: ColorizedPhoto) -> list[dict[str, Any]]:
+        return coltran.sample_rows(result.samples, result.bits_per_dim, result.photo)
 
     if folder:
-        save_images(images(found, args.as_seen), names, args.out, '--out')
+        save_images(yield_samples(results, args.as_seen), names, args.out, '--out')
     elif args.out is not None:
         panel = coltran.sample_panels if args.as_seen else coltran.file_panels
-        panels = [panel(one.photo, one.samples) for one in found]
-        figure = batch.draw_rows(panels, [one.photo.path.name for one in found])
+        panels = [panel(result.photo, result.samples) for result in results]
+        figure = batch.draw_rows(panels, [result.photo.path.name for result in results])
         save_figure(figure, args.out, '--out')
     if args.json:
-        results = [{'image': str(one.photo.path), 'samples': table(one)} for one in found]
-        print(json.dumps(results))
+        records = [{'image': str(r.photo.path), 'samples': table(r)} for r in results]
+        print(json.dumps(records))
         return 0
-    for one in found:
-        print(f'{one.photo.path}  {one.photo.note}')
-        for row in table(one):
+    for result in results:
+        print(f'{result.photo.path}  {result.photo.note}')
+        for row in table(result):
             psnr = '' if row['psnr'] is None else f'  PSNR {row["psnr"]:.2f} dB'
             print(f'  sample {row["sample"]}  {row["bits_per_dim"]:.4f} bits a pixel{psnr}')
     if args.out is not None:
@@ -68,13 +68,13 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def images(found: Sequence[Any], as_seen: bool) -> Iterator[Any]:
+def yield_samples(results: Sequence[Any], as_seen: bool) -> Iterator[Any]:
     """Yield every sample of every photograph: on the file's luminance, or as the model made it."""
     from vit_jax.viz import coltran
 
-    for one in found:
-        for sample in one.samples:
-            yield sample if as_seen else coltran.color_file(one.photo, sample)
+    for result in results:
+        for sample in result.samples:
+            yield sample if as_seen else coltran.color_file(result.photo, sample)
 
 
 def parse_args(argv: Sequence[str]) -> argparse.Namespace:

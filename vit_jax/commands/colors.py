@@ -11,7 +11,7 @@ import numpy as np
 from vit_jax.commands._parser import Parser, check_output, writing
 from vit_jax.errors import UserError, positive_number
 
-PIXELS = 1024  # counted per image
+PIXELS = 1024  # most pixels counted per image
 
 
 def main(argv: Sequence[str]) -> int:
@@ -37,8 +37,8 @@ def main(argv: Sequence[str]) -> int:
     from vit_jax.tasks import colorize
 
     source = sources.open_source(args.source, args.split)
-    every = max(1, len(source) // (args.images or len(source)))
-    counts = count_colors(source, range(0, len(source), every)[: args.images])
+    stride = max(1, len(source) // (args.images or len(source)))
+    counts = count_colors(source, range(0, len(source), stride)[: args.images])
     with writing(out, '--out'):
         colorize.write_color_counts(out, counts, source.title)
     used = np.argsort(-counts, kind='stable')[:3]
@@ -54,7 +54,7 @@ def count_colors(source: Any, indices: range) -> np.ndarray:
     """Count the pixels in each bin, int64 [Q], of at most `PIXELS` random pixels per image.
 
     Raises:
-      UserError: if an image does not have three channels.
+      UserError: An image does not have three channels.
     """
     import jax
     import jax.numpy as jnp

@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
         '--reach',
         type=float,
         metavar='VALUE',
-        help='value of the first metric whose time is shown, too',
+        help='value of the first metric, to show when runs reach it',
     )
     parser.add_argument(
         '--x', choices=('steps', 'minutes'), default='steps', help='x axis (default: steps)'
@@ -48,8 +48,8 @@ def main(argv: Sequence[str]) -> int:
     rows = [row(folder, c, names) for folder, c in zip(args.workdirs, histories, strict=True)]
     if args.reach is not None:
         falls = comparison.smaller_is_better(histories, names[0])
-        for one, history in zip(rows, histories, strict=True):
-            one |= when_reached(history, names[0], args.reach, falls)
+        for record, history in zip(rows, histories, strict=True):
+            record |= measure_time_to(history, names[0], args.reach, falls)
     if args.out is not None:
         save_figure(comparison.draw(histories, metrics, args.x), args.out, '--out')
     print(json.dumps(rows)) if args.json else print_table(rows)
@@ -57,9 +57,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def row(folder: str, history: History, metrics: Sequence[str]) -> Row:
-    """The cost and speed of a run, and the last value of each metric.
+    """Collect the cost and speed of a run, and the last value of each metric.
 
-    Goodput is the share of time spent on steps that count; None for runs without a record of it.
+    Goodput is the share of time spent on steps that count; None for runs without a record of time.
     """
     import numpy as np
 
@@ -77,16 +77,16 @@ def row(folder: str, history: History, metrics: Sequence[str]) -> Row:
     }
 
 
-def when_reached(history: History, metric: str, value: float, falls: bool) -> Row:
-    """The step and the minutes of training at which the metric reached a value.
+def measure_time_to(history: History, metric: str, value: float, falls: bool) -> Row:
+    """Find the step and the minutes of training at which a metric reached a value.
 
     Raises:
-      UserError: if the run has no such metric.
+      UserError: The run does not have the metric.
     """
     import numpy as np
 
     if metric not in history.series:
-        raise UserError(f'{history.name} has no {metric!r} that could reach {value:g}')
+        raise UserError(f'{history.name} does not have the metric {metric!r} of --reach {value:g}')
     step = history.first_step_at(metric, value, falls)
     minutes = None if step is None else history.minutes(np.array([step])).item()
     return {f'steps to {value:g}': step, f'minutes to {value:g}': minutes}
@@ -96,9 +96,9 @@ def print_table(rows: Sequence[Row]) -> None:
     """Print a table with a column for each run."""
     from vit_jax.runtime.console import Console, Table
 
-    table = Table('', *(one['run'] for one in rows), left=1)
-    for name in dict.fromkeys(key for one in rows for key in one if key != 'run'):
-        table.add_row(name, *[format_value(name, one.get(name)) for one in rows])
+    table = Table('', *(record['run'] for record in rows), left=1)
+    for name in dict.fromkeys(key for record in rows for key in record if key != 'run'):
+        table.add_row(name, *[format_value(name, record.get(name)) for record in rows])
     Console(soft_wrap=True).print(table)
 
 

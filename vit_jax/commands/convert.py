@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
     """Write one file or folder, and print a line about its contents.
 
     Raises:
-      UserError: if the target is there already, or its suffix is not a format of weights.
+      UserError: The target exists already, or its suffix is not a format of weights.
     """
     parser = Parser('convert', __doc__)
     parser.add_argument(
@@ -81,7 +81,7 @@ def write(trained: Any, dst: str, title: str) -> None:
 
 
 def output_files(dst: pathlib.Path) -> list[pathlib.Path]:
-    """The files that writing to `dst` creates."""
+    """List the files that writing to `dst` creates."""
     if dst.suffix == '.npz':
         return [dst]
     from vit_jax.interop.hub import BESIDE, OPEN_CLIP_WEIGHTS, WEIGHTS

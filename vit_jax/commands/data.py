@@ -15,15 +15,15 @@ from vit_jax.errors import UserError, one_line, positive_number
 if TYPE_CHECKING:
     from vit_jax.profiling.pipeline import Throughput
 
-SHOWN = 32  # examples in the picture
-LISTED = 20  # classes, and broken files, in the text
+SHOWN = 32  # most examples in the picture
+LISTED = 20  # most classes, and broken files, in the text
 
 
 def main(argv: Sequence[str]) -> int:
     """Print counts and rates; draw a picture with `--out`.
 
     Raises:
-      UserError: without `--config`.
+      UserError: A config is missing.
     """
     parser = Parser('data', __doc__)
     parser.add_argument('--out', metavar='FILE', help='picture of the first training batch')
@@ -64,16 +64,16 @@ def main(argv: Sequence[str]) -> int:
         return time_stages(data, layout, args)
     with console.progress('batches', None, quiet=args.json) as advance:
         pace = pipeline.measure_throughput(data, args.batches, lambda _: advance())
-    found = census.count(data, args.read_all)
+    counts = census.count(data, args.read_all)
     rates = {f'{name}_per_sec': rate for name, rate in pace.per_sec.items()}
-    result = {**dataclasses.asdict(found), 'first_batch_sec': pace.first_sec, **rates}
+    result = {**dataclasses.asdict(counts), 'first_batch_sec': pace.first_sec, **rates}
     result |= {'made_by': str(pace.loading)}
     if rates:
         result |= {'timed_sec': pace.seconds, 'slowest': pace.slowest, 'fastest': pace.fastest}
     path = None
     if args.out is not None:
         path = save_figure(draw_batch(config, data, pace.first), args.out, '--out')
-    print(json.dumps(result) if args.json else describe(result, pace, len(found.broken)))
+    print(json.dumps(result) if args.json else describe(result, pace, len(counts.broken)))
     if path is not None and not args.json:
         print(path)
     return 0
@@ -116,7 +116,7 @@ def draw_batch(config: Any, data: Any, batch: dict[str, Any]) -> Any:
     """Draw the first examples of a batch with the `Viz` of the task.
 
     Raises:
-      UserError: if it cannot draw such a batch.
+      UserError: The `Viz` cannot draw such a batch.
     """
     import numpy as np
 
@@ -140,7 +140,7 @@ def draw_batch(config: Any, data: Any, batch: dict[str, Any]) -> Any:
 
 
 def describe(result: dict[str, Any], pace: Throughput, broken: int) -> str:
-    """The result as text."""
+    """Format the result as text."""
     lines = [f'{result["title"]}: {result["examples"]:,} examples']
     classes = [[name, f'{count:,}'] for name, count in result['classes'].items()]
     if classes:

@@ -1,4 +1,4 @@
-"""Write features of images or texts to a file, and draw what is near in them."""
+"""Write features of images or texts to a file, and draw nearest neighbors."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from vit_jax.commands._model import add_model_flags, check_model_flags, image_si
 from vit_jax.commands._parser import Parser, check_output, check_picture, save_figure, writing
 from vit_jax.errors import EXIT_FAILED, UserError, positive_number
 
-MAX_COLORED = 12  # images of the picture of components
-QUERIES, NEIGHBORS = 8, 5  # images of the picture of neighbors
+MAX_COLORED = 12  # most images in the picture of components
+QUERIES, NEIGHBORS = 8, 5  # numbers of images in the picture of neighbors
 
 
 def main(argv: Sequence[str]) -> int:
     """Compute features and write them; return EXIT_FAILED if an image was left out.
 
     Raises:
-      UserError: for a flag that cannot be followed, or if no image can be read.
+      UserError: A flag does not apply, or none of the images can be read.
     """
     args = parse(argv)
     size = image_size(args)
@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
         inputs = ImageInputs.from_words(trained, args.inputs, args.split, size)
     else:
         inputs = embed.TextInputs(trained, read_texts(args.texts))
-    kinds, layers = wanted_features(args, trained)
+    kinds, layers = parse_features(args, trained)
     wanted = embed.Wanted(kinds, layers, not args.unnormalized)
     left_out: dict[int, UserError] = {}
     written = None
@@ -65,10 +65,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse the flags, and check those of outputs.
+    """Parse the flags, and check the outputs.
 
     Raises:
-      UserError: for a mistake.
+      UserError: A flag has a mistake.
     """
     parser = Parser('embed', __doc__)
     add_model_flags(parser, argv)
@@ -118,19 +118,19 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         metavar='N',
         help='images per batch, over all devices (default: 32)',
     )
-    args = parser.parse_args(_joined(argv, '--layer'))
+    args = parser.parse_args(_attach_value(argv, '--layer'))
     check_model_flags(parser, args)
     _check(parser, args)
     return args
 
 
-def _joined(argv: Sequence[str], flag: str) -> list[str]:
-    """The words, with the flag's value attached to it: argparse takes -4..-1 for a flag."""
-    words = list(argv)
-    for i in range(len(words) - 1, 0, -1):
-        if words[i - 1] == flag and words[i][:1] == '-' and words[i][1:2].isdigit():
-            words[i - 1 : i + 1] = [f'{flag}={words[i]}']
-    return words
+def _attach_value(argv: Sequence[str], flag: str) -> list[str]:
+    """Attach the flag's value by an equals sign: argparse mistakes -4..-1 for a flag."""
+    args = list(argv)
+    for i in range(len(args) - 1, 0, -1):
+        if args[i - 1] == flag and args[i][:1] == '-' and args[i][1:2].isdigit():
+            args[i - 1 : i + 1] = [f'{flag}={args[i]}']
+    return args
 
 
 def _check(parser: Parser, args: argparse.Namespace) -> None:
@@ -157,33 +157,33 @@ def _check(parser: Parser, args: argparse.Namespace) -> None:
                 raise UserError(f'{flag} draws images: name some instead of --texts')
 
 
-def read_texts(words: str) -> list[str]:
-    """The texts of `--texts`: those between semicolons, or the lines of a .txt file.
+def read_texts(source: str) -> list[str]:
+    """Read the texts of `--texts`, separated by semicolons, or the lines of a .txt file.
 
     Raises:
-      UserError: if the file cannot be read, or a text is empty.
+      UserError: The file cannot be read, or a text is empty.
     """
     from vit_jax.storage import paths
 
-    texts = [text.strip() for text in words.split(';')]
-    if words.lower().endswith('.txt'):
+    texts = [text.strip() for text in source.split(';')]
+    if source.lower().endswith('.txt'):
         try:
-            texts = paths.read_lines(paths.path(words), paths.TEXT)
+            texts = paths.read_lines(paths.path(source), paths.TEXT)
         except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f'--texts {words}: {paths.reason(error)}') from error
+            raise UserError(f'--texts {source}: {paths.reason(error)}') from error
     empty = next((i for i, text in enumerate(texts, 1) if not text.strip()), None)
     if not texts or empty:
-        raise UserError(f'--texts {words!r}: {f"text {empty} is empty" if texts else "no text"}')
+        raise UserError(f'--texts {source!r}: {f"text {empty} is empty" if texts else "no text"}')
     return texts
 
 
-def wanted_features(
+def parse_features(
     args: argparse.Namespace, trained: Any
 ) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """The kinds of features and the layers of the flags.
+    """Parse the kinds of features and the layers of the flags.
 
     Raises:
-      UserError: for layers that cannot be read.
+      UserError: The layers cannot be parsed.
     """
     from vit_jax.inference import embed
 
@@ -196,41 +196,43 @@ def wanted_features(
 
 
 def parse_layers(text: str) -> tuple[int, ...]:
-    """'6,12' -> (6, 12), '-4..-1' -> (-4, -3, -2, -1).
+    """Parse '6,12' as (6, 12), '-4..-1' as (-4, -3, -2, -1).
 
     Raises:
-      UserError: for anything else.
+      UserError: The text is anything else.
     """
-    found: list[int] = []
+    layers: list[int] = []
     for word in text.split(','):
         match = re.fullmatch(r'(-?\d+)(?:\.\.(-?\d+))?', word.strip())
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
         if last < first or (first < 0) != (last < 0):
-            raise UserError(f'--layer {text!r}: write numbers as 6,12, or a range as -4..-1')
-        found += range(first, last + 1)
-    return tuple(dict.fromkeys(found))
+            raise UserError(
+                f'--layer {text!r}: write numbers such as 6,12, or a range such as -4..-1'
+            )
+        layers += range(first, last + 1)
+    return tuple(dict.fromkeys(layers))
 
 
 def draw_components(
     trained: Any, inputs: Any, wanted: Any, args: argparse.Namespace
 ) -> dict[int, UserError]:
-    """Draw the picture of `--pca`, of the last of the layers; return the images left out.
+    """Draw the picture of `--pca` from the last layer; return the images left out.
 
     Raises:
-      UserError: if no image can be read, or the patches form no grid.
+      UserError: None of the images can be read, or the patches do not form a grid.
     """
     from vit_jax.inference import embed
     from vit_jax.viz import features
 
-    of_patches = embed.Wanted((embed.PATCHES,), wanted.layers[-1:], wanted.normalized)
-    embedder = embed.Embedder(trained, inputs, of_patches, min(args.batch_size, MAX_COLORED))
-    found = embedder.rows(range(min(len(inputs), MAX_COLORED)))
-    _require_rows(found, 1, '--pca')
-    (patches,) = found.features.values()
-    photos = [inputs.photo(i) for i in found.numbers]
+    patches_only = embed.Wanted((embed.PATCHES,), wanted.layers[-1:], wanted.normalized)
+    embedder = embed.Embedder(trained, inputs, patches_only, min(args.batch_size, MAX_COLORED))
+    rows = embedder.rows(range(min(len(inputs), MAX_COLORED)))
+    _require_rows(rows, 1, '--pca')
+    (patches,) = rows.features.values()
+    photos = [inputs.photo(i) for i in rows.numbers]
     grids = [features.grid_of(patches.shape[1], photo.image.shape) for photo in photos]
     save_figure(features.draw_components(photos, list(patches), grids), args.pca, '--pca')
-    return found.left_out
+    return rows.left_out
 
 
 def draw_neighbors(
@@ -239,12 +241,12 @@ def draw_neighbors(
     """Draw the picture of `--neighbors`; return the images left out.
 
     Args:
-      trained, inputs, wanted: the features.
-      written: rows of the file of `--out`, whose features are read; None to compute them.
-      args: the flags.
+      trained, inputs, wanted: Model, inputs and features.
+      written: Rows of the file of `--out`, whose features are read; None to compute them.
+      args: Flags.
 
     Raises:
-      UserError: if there is no second image, or no feature of whole images.
+      UserError: There are fewer than two images, or the features are all of patches.
     """
     from vit_jax.inference import embed, feature_files
     from vit_jax.runtime import console
@@ -255,8 +257,8 @@ def draw_neighbors(
         raise UserError('--neighbors compares one vector of each image: add class to --features')
     if written is None:
         layers = wanted.layers[-1:] if kind != embed.EMBEDDING else embed.LAST
-        one = embed.Wanted((kind,), layers, wanted.normalized)
-        embedder = embed.Embedder(trained, inputs, one, args.batch_size)
+        vector_only = embed.Wanted((kind,), layers, wanted.normalized)
+        embedder = embed.Embedder(trained, inputs, vector_only, args.batch_size)
         with console.progress('images', len(inputs)) as advance:
             written = embedder.rows(range(len(inputs)), advance)
         _require_rows(written, 2, '--neighbors')
@@ -277,4 +279,4 @@ def draw_neighbors(
 def _require_rows(rows: Any, least: int, flag: str) -> None:
     if len(rows.numbers) < least:
         first = next(iter(rows.left_out.values()), 'only one is given')
-        raise UserError(f'{flag} needs {least} images that can be read: {first}')
+        raise UserError(f'{flag} needs at least {least} readable images: {first}')

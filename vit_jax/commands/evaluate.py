@@ -20,14 +20,14 @@ from vit_jax.commands._parser import (
 )
 from vit_jax.errors import UserError
 
-MAX_CLASSES = 1000  # a report on more leaves out classes without examples
+MAX_CLASSES = 1000  # most classes of a report that shows classes without examples
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the metrics of a run on its own evaluations or other data.
+    """Print the metrics of a model on the run's evaluations or other data.
 
     Raises:
-      UserError: for a checkpoint without `--source` and `--split`.
+      UserError: A checkpoint is given without `--source` and `--split`.
     """
     parser = Parser('evaluate', __doc__)
     add_model_flags(parser, argv)
@@ -79,7 +79,7 @@ def main(argv: Sequence[str]) -> int:
         and ModelRef.parse(args.model).find_run() is None
     ):
         raise UserError(
-            f'{args.model!r} is not a run, so it has no data of its own: give --source and --split'
+            f'{args.model!r} is not a run, so its data are unknown: give --source and --split'
         )
     from vit_jax.runtime import compile_cache
     from vit_jax.trainer import batch_fit, measure
@@ -106,9 +106,9 @@ def main(argv: Sequence[str]) -> int:
     if args.json:
         print(json.dumps({'step': step, **results, **classes}))
         return 0
-    for title, one in prepared.evaluations.items():
-        if one.signature:
-            print(f'{title}: {one.signature}')
+    for title, evaluation in prepared.evaluations.items():
+        if evaluation.signature:
+            print(f'{title}: {evaluation.signature}')
     shown = prepared.line(results)
     print(shown if step is None else f'step {step}  {shown}')
     if classes:
@@ -117,10 +117,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def parse_classes(text: str) -> tuple[int, ...]:
-    """'8,9' -> (8, 9).
+    """Parse '8,9' as (8, 9).
 
     Raises:
-      UserError: for anything but integers.
+      UserError: The text is anything but integers.
     """
     try:
         return tuple(int(word) for word in text.split(','))
@@ -132,10 +132,10 @@ def add_report(prepared: Any) -> tuple[Any, Any]:
     """Add a confusion matrix to the first evaluation, unless one measures objects.
 
     Returns:
-      The evaluator and its data.
+      Evaluator and its data.
 
     Raises:
-      UserError: if the data have no classes, or the task has no predictions.
+      UserError: The data do not have classes, or the task does not predict.
     """
     from vit_jax.evaluators import coco_ap, confusion
     from vit_jax.trainer.evaluations import Evaluation
@@ -145,7 +145,7 @@ def add_report(prepared: Any) -> tuple[Any, Any]:
             return evaluation.evaluator, evaluation.data
     if not prepared.trained.task.predicts:
         name = prepared.trained.settings.task.name
-        raise UserError(f'--report needs predicted classes: task {name!r} has no predictions')
+        raise UserError(f'--report needs predicted classes: task {name!r} does not predict any')
     (title, first), evaluator = next(iter(prepared.evaluations.items())), confusion.Evaluator()
     try:
         evaluator.open(first.data)
@@ -168,15 +168,15 @@ def write_report(evaluator: Any, data: Any, path: str) -> dict[str, Any]:
         return {'rows': rows}
     matrix, names = evaluator.matrix, data.info.class_names
     names += tuple(map(str, range(len(names), len(matrix))))
-    if len(matrix) > MAX_CLASSES:  # the data may have few of the classes of the model's head
-        seen = (matrix.any(axis=0) | matrix.any(axis=1)).nonzero()[0]
-        matrix, names = matrix[seen][:, seen], tuple(names[label] for label in seen)
+    if len(matrix) > MAX_CLASSES:  # the data may have only a few classes of the model's head
+        nonempty = (matrix.any(axis=0) | matrix.any(axis=1)).nonzero()[0]
+        matrix, names = matrix[nonempty][:, nonempty], tuple(names[label] for label in nonempty)
     save_figure(charts.draw_confusion(matrix, names, data.source.title), path, '--report')
     return {'rows': confusion.rows(matrix, names), 'matrix': matrix.tolist()}
 
 
 def class_table(report: dict[str, Any]) -> str:
-    """The rows of the classes as a text table, the least accurate first."""
+    """Format the rows of the classes as a text table, the least accurate first."""
     if 'matrix' not in report:
         rows = sorted(
             (row for row in report['rows'] if row['AP'] is not None), key=lambda row: row['AP']

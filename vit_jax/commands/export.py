@@ -13,7 +13,7 @@ def main(argv: Sequence[str]) -> int:
     """Write the folder, and print its contents.
 
     Raises:
-      UserError: if the model has no predictions for images, or the folder exists.
+      UserError: The model does not predict for images, or the folder exists.
     """
     parser = Parser('export', __doc__)
     add_model_flags(parser, argv)

@@ -19,7 +19,7 @@ def main(argv: Sequence[str]) -> int:
     """Print a table with a column per run; draw it with `--out`.
 
     Raises:
-      UserError: if no run has a record of its time.
+      UserError: None of the runs has a record of its time.
     """
     parser = Parser('goodput', __doc__)
     parser.add_argument(
@@ -38,18 +38,18 @@ def main(argv: Sequence[str]) -> int:
 
     if args.out is not None:
         check_picture(args.out, '--out')
-    found = [str(run) for folder in args.runs for run in run_folder.find(paths.path(folder))]
-    folders = list(dict.fromkeys(found))
-    read = [times.read(paths.path(folder)) for folder in folders]
-    named = dict(zip(comparison.labels(folders), read, strict=True))
-    accounts = {name: account for name, account in named.items() if account is not None}
-    without = [name for name, account in named.items() if account is None]
+    runs = [str(run) for folder in args.runs for run in run_folder.find(paths.path(folder))]
+    folders = list(dict.fromkeys(runs))
+    records = [times.read(paths.path(folder)) for folder in folders]
+    by_name = dict(zip(comparison.labels(folders), records, strict=True))
+    accounts = {name: account for name, account in by_name.items() if account is not None}
+    without = [name for name, account in by_name.items() if account is None]
     if not accounts:
         raise UserError(f'{", ".join(without)} {NO_RECORD}')
     if args.out is not None:
         save_figure(charts.draw_goodput(accounts), args.out, '--out')
     if args.json:
-        print(json.dumps([row(name, account) for name, account in named.items()]))
+        print(json.dumps([row(name, account) for name, account in by_name.items()]))
         return 0
     print_table(accounts)
     for name in without:
@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def row(name: str, account: Account | None) -> dict[str, Any]:
-    """The time of a run as JSON: seconds of each part, and the share of steps that count."""
+    """Convert the time of a run to JSON: seconds of each part, and share of steps that count."""
     if account is None:
         return {'run': name, 'goodput': None}
     return {
@@ -71,7 +71,7 @@ def row(name: str, account: Account | None) -> dict[str, Any]:
 
 
 def table(accounts: Mapping[str, Account]) -> list[list[str]]:
-    """Rows of cells: the time and share of each part, then the total and the number of starts."""
+    """Tabulate the time and share of each part, then the total and the number of starts."""
     from vit_jax.storage import times
 
     parts = dict.fromkeys(
@@ -85,21 +85,21 @@ def table(accounts: Mapping[str, Account]) -> list[list[str]]:
         ]
         for name in parts
     ]
-    whole = [cell(a.wall, a.wall) for a in accounts.values()]
+    totals = [cell(a.wall, a.wall) for a in accounts.values()]
     starts = [str(a.starts) for a in accounts.values()]
     return [
         ['', *accounts, ''],
         *rows,
-        ['all', *whole, 'from the first start to the end'],
+        ['all', *totals, 'from the first start to the end'],
         ['starts', *starts, 'of the process'],
     ]
 
 
 def cell(seconds: float, wall: float) -> str:
     """Format a time and its share: 75 of 100 seconds -> '1:15  75.0 %'."""
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, remainder = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    clock = f'{hours}:{minutes:02}:{rest:02}' if hours else f'{minutes}:{rest:02}'
+    clock = f'{hours}:{minutes:02}:{remainder:02}' if hours else f'{minutes}:{remainder:02}'
     return f'{clock} {seconds / wall if wall else 0:7.1%}'
 
 
@@ -108,8 +108,8 @@ def print_table(accounts: Mapping[str, Account]) -> None:
     from vit_jax.runtime.console import Console, Table
 
     head, *rows = table(accounts)
-    shown = Table(*head[:-1], left=1)
-    shown.add_column(head[-1])
+    aligned = Table(*head[:-1], left=1)
+    aligned.add_column(head[-1])
     for cells in rows:
-        shown.add_row(*cells)
-    Console(soft_wrap=True).print(shown)
+        aligned.add_row(*cells)
+    Console(soft_wrap=True).print(aligned)

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class InspectedModel:
-    """A model to inspect.
+    """Model to inspect.
 
     Attributes:
       config: Config of the model.
-      variables: collections of arrays, or of their shapes.
+      variables: Collections of arrays, or of their shapes.
       spec: Arrays of one example; empty if unknown.
-      note: why FLOPs cannot be counted; empty if they can.
-      remarks: lines about the parameters.
+      note: Reason why FLOPs cannot be counted; empty if they can.
+      remarks: Lines about the parameters.
     """
 
     config: Any
@@ -44,11 +44,11 @@ def main(argv: Sequence[str]) -> int:
     """Print parameters, their total, and FLOPs per example, or a table of saved steps.
 
     Raises:
-      UserError: unless exactly one thing to inspect is named.
+      UserError: Not exactly one model, config or run is named.
     """
     parser = Parser('inspect', __doc__)
-    others = (*MODEL_FLAGS, '--config', '--verify')
-    add_subject(parser, argv, 'model', others, nargs='?', metavar='MODEL', help=MODEL)
+    alternatives = (*MODEL_FLAGS, '--config', '--verify')
+    add_subject(parser, argv, 'model', alternatives, nargs='?', metavar='MODEL', help=MODEL)
     parser.add_argument('--workdir', metavar='RUN', help='same as MODEL, for runs only')
     parser.add_argument('--checkpoint', metavar='FILE', help='same as MODEL')
     parser.add_argument(
@@ -61,8 +61,8 @@ def main(argv: Sequence[str]) -> int:
     add_allow_flag(parser)
     add_size_flags(parser)
     args, config = parse_config_args(parser, argv, positional=False)
-    given = (config, args.model, args.workdir, args.checkpoint, args.verify)
-    if sum(x is not None for x in given) != 1:
+    subjects = (config, args.model, args.workdir, args.checkpoint, args.verify)
+    if sum(x is not None for x in subjects) != 1:
         raise UserError(
             'inspect needs one of MODEL, --config CONFIG, --workdir RUN, --checkpoint FILE and '
             '--verify RUN'
@@ -78,8 +78,8 @@ def main(argv: Sequence[str]) -> int:
             load.read_config(args.workdir, args.allow)
         path = next(x for x in (args.model, args.workdir, args.checkpoint) if x is not None)
         subject = from_checkpoint(path, args.image_size, args.channels, args.allow)
-    own = [] if config is None else [name for _, name in dotted_names(config)]
-    result = report(subject, [*args.allow, *own])
+    config_modules = [] if config is None else [name for _, name in dotted_names(config)]
+    result = report(subject, [*args.allow, *config_modules])
     print(json.dumps(result)) if args.json else print_tables(result, args.unfold)
     return 0
 
@@ -91,7 +91,7 @@ def verify(workdir: str, as_json: bool) -> int:
       The exit code: 1 if a step is damaged or unfinished.
 
     Raises:
-      UserError: if nothing was saved there.
+      UserError: The run does not have a saved step.
     """
     from vit_jax.storage import paths, run_folder
 
@@ -99,7 +99,7 @@ def verify(workdir: str, as_json: bool) -> int:
     steps = run_folder.step_numbers(root)
     faults = {step: find_fault(root / str(step)) for step in steps}
     if not faults:
-        raise UserError(f'{root} holds no saved step')
+        raise UserError(f'{root} does not contain a saved step')
     if as_json:
         print(json.dumps({'steps': faults}))
     else:
@@ -110,7 +110,7 @@ def verify(workdir: str, as_json: bool) -> int:
 
 
 def find_fault(directory: Path) -> str:
-    """The fault of a saved step, in one line; empty if it is intact."""
+    """Describe the fault of a saved step in one line; empty if it is intact."""
     from vit_jax.checkpoints import manifest
     from vit_jax.storage import run_folder
 
@@ -124,7 +124,7 @@ def find_fault(directory: Path) -> str:
 
 
 def from_config(config: Any, image_size: int | None, channels: int | None) -> InspectedModel:
-    """The model of a config: shapes only."""
+    """Build the model of a config: only shapes."""
     import jax
 
     from vit_jax import step
@@ -135,11 +135,11 @@ def from_config(config: Any, image_size: int | None, channels: int | None) -> In
 
     config, spec, _ = row_of(fine_tune.complete(config).config, image_size, channels)
     model, task = model_and_task(config)
-    one = benchmark.blank_example(spec)
-    variables = jax.eval_shape(lambda: step.init_variables(model, task, one, 0))
-    given, remarks = section(config, Lora), []
-    if given.rank:
-        adapters, params = lora.make(given, model, variables['params'])
+    example = benchmark.blank_example(spec)
+    variables = jax.eval_shape(lambda: step.init_variables(model, task, example, 0))
+    settings, remarks = section(config, Lora), []
+    if settings.rank:
+        adapters, params = lora.make(settings, model, variables['params'])
         variables, remarks = {**variables, 'params': params}, adapters.remarks(params)
     return InspectedModel(config, variables, spec, remarks=remarks)
 
@@ -147,17 +147,17 @@ def from_config(config: Any, image_size: int | None, channels: int | None) -> In
 def from_checkpoint(
     path: str, image_size: int | None, channels: int | None, allowed: Sequence[str]
 ) -> InspectedModel:
-    """A trained model, optionally for images of another size."""
+    """Read a trained model, optionally for a different image size."""
     from vit_jax.inference import images, load
     from vit_jax.profiling.examples import row_of
 
-    given = (image_size, image_size) if image_size else None
-    trained = load.read(path, image_size=given, allowed=allowed)
-    trained = load.adapt_model(trained, given) if trained.step is None else trained
+    size = (image_size, image_size) if image_size else None
+    trained = load.read(path, image_size=size, allowed=allowed)
+    trained = load.adapt_model(trained, size) if trained.step is None else trained
     config, spec, note = trained.config, {}, ''
     try:
         if trained.step is None:
-            spec = images.example_spec(trained, given or images.input_size(trained))
+            spec = images.example_spec(trained, size or images.input_size(trained))
         else:
             config, spec, _ = row_of(config, image_size, channels)
     except UserError as e:
@@ -166,7 +166,7 @@ def from_checkpoint(
 
 
 def report(subject: InspectedModel, allowed: Sequence[str] = ()) -> dict[str, Any]:
-    """The output as JSON values."""
+    """Collect the output as JSON values."""
     import jax
 
     tables = {name: rows(tree) for name, tree in subject.variables.items()}
@@ -187,8 +187,8 @@ def report(subject: InspectedModel, allowed: Sequence[str] = ()) -> dict[str, An
             task = frozen.attach(task, allowed).task
         except UserError as e:
             return result | {'note': str(e)}
-        one = {k: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for k, s in subject.spec.items()}
-        inputs = jax.tree.leaves(jax.eval_shape(task.inputs, one))
+        batch = {k: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for k, s in subject.spec.items()}
+        inputs = jax.tree.leaves(jax.eval_shape(task.inputs, batch))
         forward = task_flops.training_flops(model, task, subject.spec).forward
         train = task_flops.step_flops(section(subject.config, Step).sam, model, task, subject.spec)
         result['inputs'] = [list(x.shape[1:]) for x in inputs]
@@ -197,7 +197,7 @@ def report(subject: InspectedModel, allowed: Sequence[str] = ()) -> dict[str, An
 
 
 def rows(tree: Any) -> list[dict[str, Any]]:
-    """Path, shape, dtype and size of every array of a tree, in natural order."""
+    """List path, shape, dtype and size of every array of a tree, in natural order."""
     import jax
 
     listed = [
@@ -213,7 +213,7 @@ def rows(tree: Any) -> list[dict[str, Any]]:
 
 
 def natural_order(path: str) -> list[tuple[str, int]]:
-    """A sort key for paths that puts block_10 after block_9."""
+    """Make a sort key for paths that puts block_10 after block_9."""
     return [(text, int(number or 0)) for text, number in re.findall(r'(\D+)(\d*)', path)]
 
 

@@ -23,11 +23,11 @@ WITH_CONFIG = ('benchmark', 'data', 'preflight', 'rehearse')
 
 
 class Launcher(NamedTuple):
-    """A launcher.
+    """Launcher of a command.
 
     Attributes:
       submit: (flags, command, its config if known) -> exit code.
-      add_flags: adds its flags to a parser.
+      add_flags: Function that adds its flags to a parser.
     """
 
     submit: Callable[[argparse.Namespace, Sequence[str], ConfigDict | None], int]
@@ -38,15 +38,14 @@ def main(argv: Sequence[str]) -> int:
     """Submit or run the command after `--`, or print the job with `--dry-run`.
 
     Raises:
-      UserError: if there is no such launcher.
+      UserError: The launcher is unknown.
     """
     from vit_jax.__main__ import commands
 
-    words = list(argv)
-    flags, command = words, []
-    if '--' in words:
-        end = words.index('--')
-        flags, command = words[:end], words[end + 1 :]
+    flags, command = list(argv), []
+    if '--' in flags:
+        end = flags.index('--')
+        flags, command = flags[:end], flags[end + 1 :]
     if not flags or flags[0] in ('-h', '--help'):
         usage = 'LAUNCHER [flags] -- COMMAND [its flags]'
         overview('launch', __doc__, usage, map(launcher_parser, ACTIONS)).parse_args(flags)
@@ -61,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def launcher_parser(launcher: str) -> Parser:
-    """The parser of one launcher's flags."""
+    """Make the parser of a launcher's flags."""
     action = ACTIONS[launcher]
     parser = Parser(f'launch {launcher}', action.submit.__doc__)
     parser.epilog = 'After -- comes a command of vit_jax with its flags: -- train CONFIG ...'
@@ -84,10 +83,10 @@ def check_command(command: Sequence[str]) -> ConfigDict | None:
     """Check the command's name, flags, config and sweep before anything is queued.
 
     Returns:
-      The config that it runs; None if unknown here.
+      Config that the command runs; None if unknown here.
 
     Raises:
-      UserError: for mistakes that the command would report hours later.
+      UserError: The command has a mistake that it would report hours later.
     """
     from vit_jax.__main__ import commands
 
@@ -95,12 +94,12 @@ def check_command(command: Sequence[str]) -> ConfigDict | None:
         raise UserError('launch: give a command: -- train CONFIG --workdir FOLDER')
     if command[0] == 'launch' or command[0] not in commands():
         raise UserError('launch: ' + nearest('command', command[0], set(commands()) - {'launch'}))
-    words = command[1:]
+    flags = command[1:]
     if command[0] == 'train':
-        return train.parse(words)[1]
+        return train.parse(flags)[1]
     if command[0] != 'sweep':
-        return _check_config(command[0], words)
-    action, args = sweep.parse(words)
+        return _check_config(command[0], flags)
+    action, args = sweep.parse(flags)
     return _check_sweep(args.file) if action == 'create' else None
 
 
@@ -111,33 +110,33 @@ def _check_sweep(file: str) -> ConfigDict:
     return study.load_base(space.load(file))
 
 
-def _check_config(command: str, words: Sequence[str]) -> ConfigDict | None:
-    overrides, rest = load.split_overrides(words)
+def _check_config(command: str, argv: Sequence[str]) -> ConfigDict | None:
+    overrides, flags = load.split_overrides(argv)
     if command in WITH_CONFIG:
-        args = find_parser(command).parse_args(rest)
+        args = find_parser(command).parse_args(flags)
         file = args.config or args.subject
     else:
-        flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-        flags.add_argument('--config', nargs='?')
-        file = flags.parse_known_args(rest)[0].config
+        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        parser.add_argument('--config', nargs='?')
+        file = parser.parse_known_args(flags)[0].config
     return load.load(file, overrides) if file else None
 
 
-def needed_extras(command: Sequence[str], config: ConfigDict | None) -> list[str]:
-    """The extras of the package that a command needs.
+def find_extras(command: Sequence[str], config: ConfigDict | None) -> list[str]:
+    """Find the extras of the package that a command needs.
 
     Args:
       command: Command with its flags, such as `['train', '--config', ...]`.
-      config: that it runs; None if unknown here, as for a run in a bucket, which may need the
-        extras of any config.
+      config: Config that it runs; None if unknown here, for example of a run in a bucket, which
+        may need the extras of any config.
     """
     from vit_jax.rehearsal import rehearsal
 
-    found = extras.named_by_urls(command)
-    found |= (
+    names = extras.named_by_urls(command)
+    names |= (
         extras.NAMED_BY_CONFIGS if config is None else rehearsal.needed_extras(load.to_run(config))
     )
-    return sorted(found | ({'sweep'} if command[0] == 'sweep' else set()))
+    return sorted(names | ({'sweep'} if command[0] == 'sweep' else set()))
 
 
 def slurm(args: argparse.Namespace, command: Sequence[str], config: ConfigDict | None) -> int:
@@ -145,7 +144,7 @@ def slurm(args: argparse.Namespace, command: Sequence[str], config: ConfigDict |
     from vit_jax.launch import slurm
 
     if config is not None:
-        require_installed(needed_extras(command, config), f'launch slurm: {command[0]}')
+        require_installed(find_extras(command, config), f'launch slurm: {command[0]}')
 
     job = slurm.SlurmJob(
         command,
@@ -179,7 +178,7 @@ def sky(args: argparse.Namespace, command: Sequence[str], config: ConfigDict | N
         )
     job = manifests.SkyJob(
         **_cloud_job_fields(args, command),
-        extras=needed_extras(command, config),
+        extras=find_extras(command, config),
         region=args.region,
         zone=args.zone,
         mounts=dict(args.mount),
@@ -202,7 +201,7 @@ def tpu(args: argparse.Namespace, command: Sequence[str], config: ConfigDict | N
         **_cloud_job_fields(args, command),
         zone=args.zone,
         project=args.project,
-        extras=needed_extras(command, config),
+        extras=find_extras(command, config),
         slices=args.slices,
         min_slices=args.min_slices or args.slices,
         flex_start=args.flex_start,
@@ -240,7 +239,7 @@ def gke(args: argparse.Namespace, command: Sequence[str], config: ConfigDict | N
 
 
 def _cloud_job_fields(args: argparse.Namespace, command: Sequence[str]) -> dict[str, Any]:
-    """The fields that all cloud jobs share."""
+    """Collect the fields that all cloud jobs share."""
     from vit_jax.launch import cloud_tpu
 
     return {
@@ -258,7 +257,7 @@ def _job_name(args: argparse.Namespace, command: Sequence[str]) -> str:
 
 
 class RehearsalFailed(UserError):
-    """The rehearsal failed, so the run was not launched."""
+    """Failure of a rehearsal, after which the run is not launched."""
 
     exit_code = EXIT_FAILED
 
@@ -267,21 +266,21 @@ def _rehearse(args: argparse.Namespace, command: Sequence[str], topology: str = 
     """Rehearse the command with `--rehearse`; the report goes to standard error.
 
     Raises:
-      RehearsalFailed: if a check fails.
-      UserError: for a command that cannot be rehearsed.
+      RehearsalFailed: A check fails.
+      UserError: The command cannot be rehearsed.
     """
     if not args.rehearse:
         return
-    words = rehearse.rehearsal_flags(command)
+    flags = rehearse.rehearsal_flags(command)
     with contextlib.redirect_stdout(sys.stderr):  # --dry-run prints the job
-        failed = rehearse.print_rehearsal([*words, *(['--topology', topology] if topology else [])])
+        failed = rehearse.print_rehearsal([*flags, *(['--topology', topology] if topology else [])])
     if failed:
         reasons = '; '.join(f'{row.name}: {row.note}' for row in failed)
         raise RehearsalFailed(f'launch: the rehearsal failed, nothing was submitted: {reasons}')
 
 
 def _rehearse_or_preflight(args: argparse.Namespace, command: Sequence[str]) -> None:
-    """Rehearse the command, or only compile its step for the slices, as the flags ask."""
+    """Rehearse the command, or only compile its step for the slices, depending on the flags."""
     if args.rehearse:
         _rehearse(args, command, f'{args.slices}x{args.tpu}' if args.slices > 1 else args.tpu)
     else:
@@ -292,7 +291,7 @@ def _preflight(args: argparse.Namespace, command: Sequence[str]) -> None:
     """Compile the training step for a slice with `--preflight`; the report goes to standard error.
 
     Raises:
-      UserError: if the step does not fit, or the command is not `train`.
+      UserError: The step does not fit, or the command is not `train`.
     """
     if not args.preflight:
         return

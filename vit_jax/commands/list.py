@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
         'kind', nargs='?', choices=kinds, help='kind to list (default: the names of all kinds)'
     )
     parser.add_argument(
-        'words',
+        'patterns',
         nargs='*',
         metavar='WORD',
         help='part of the names, or keys, to list (default: all)',
@@ -63,84 +63,86 @@ def main(argv: Sequence[str]) -> int:
     if args.kind is None:
         return print_kinds(args.json)
     if args.kind == VARIANTS:
-        return print_variants(args.words, args.image_size, args.json)
+        return print_variants(args.patterns, args.image_size, args.json)
     if args.kind == CHECKPOINTS:
-        return print_checkpoints(args.words, args.json)
+        return print_checkpoints(args.patterns, args.json)
     if args.kind == COMMANDS:
-        return print_commands(args.words, args.json)
+        return print_commands(args.patterns, args.json)
     if args.kind == KEYS:
-        return print_keys(args.words, args.json)
+        return print_keys(args.patterns, args.json)
     if args.kind == EXPERIMENTS:
-        return print_experiments(args.folder, args.words, args.json)
-    found = [named for named in KINDS[args.kind]() if matches(named.name, args.words)]
+        return print_experiments(args.folder, args.patterns, args.json)
+    entries = [entry for entry in KINDS[args.kind]() if matches(entry.name, args.patterns)]
     if args.json:
-        print(to_json(found))
+        print(to_json(entries))
         return 0
-    require_some(found, args.kind, args.words)
-    print('\n'.join(name_lines(found)))
+    require_some(entries, args.kind, args.patterns)
+    print('\n'.join(name_lines(entries)))
     return 0
 
 
-def matches(name: str, words: Sequence[str]) -> bool:
-    """Whether a name contains one of the words, or there are none."""
-    return not words or any(word in name for word in words)
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Whether a name contains one of the patterns, or there are none."""
+    return not patterns or any(pattern in name for pattern in patterns)
 
 
-def require_some(found: Sized, kind: str, words: Sequence[str]) -> None:
-    """Raise UserError if no name contains one of the words."""
-    if words and not found:
-        raise UserError(f'list {kind}: no name contains {" or ".join(map(repr, words))}')
+def require_some(entries: Sized, kind: str, patterns: Sequence[str]) -> None:
+    """Raise UserError if none of the names contains a pattern."""
+    if patterns and not entries:
+        raise UserError(
+            f'list {kind}: none of the names contains {" or ".join(map(repr, patterns))}'
+        )
 
 
-def name_lines(found: Sequence[_catalog.Named]) -> Iterator[str]:
-    """A line per name, or two per name if some names with their arguments are long."""
-    calls = [notation(named) for named in found]
+def name_lines(entries: Sequence[_catalog.Named]) -> Iterator[str]:
+    """Yield a line per name, or two per name if some names with their arguments are long."""
+    calls = [notation(entry) for entry in entries]
     width = max(map(len, calls), default=0)
     between = f'\n{"":<{INDENT}}' if width > MAX_WIDTH else '  '
-    for text, named in zip(calls, found, strict=True):
-        yield f'{text if width > MAX_WIDTH else text.ljust(width)}{between}{named.line}'.rstrip()
+    for text, entry in zip(calls, entries, strict=True):
+        yield f'{text if width > MAX_WIDTH else text.ljust(width)}{between}{entry.line}'.rstrip()
 
 
-def notation(named: _catalog.Named) -> str:
-    """A name with its arguments: `flip()` for a transform, `FILE:  arg arg` for an experiment."""
-    if not named.arguments or named.arguments.startswith('('):
-        return named.name + named.arguments
-    return f'{named.name}:  {named.arguments}'
+def notation(entry: _catalog.Named) -> str:
+    """Write a name with its arguments: `flip()` (transform), `FILE:  arg arg` (experiment)."""
+    if not entry.arguments or entry.arguments.startswith('('):
+        return entry.name + entry.arguments
+    return f'{entry.name}:  {entry.arguments}'
 
 
 def print_kinds(as_json: bool) -> int:
     """Print the names of every kind that can be listed without executing anything."""
-    names = {kind: [named.name for named in find()] for kind, find in KINDS.items()}
+    names = {kind: [entry.name for entry in find()] for kind, find in KINDS.items()}
     if as_json:
         print(json.dumps(names))
         return 0
-    print(align([[kind, ' '.join(found)] for kind, found in names.items()], left=2))
+    print(align([[kind, ' '.join(members)] for kind, members in names.items()], left=2))
     print(f'{CHECKPOINTS}, {COMMANDS}, {EXPERIMENTS}, {KEYS}, {VARIANTS}: name the kind')
     return 0
 
 
-def print_experiments(folder: pathlib.Path | None, words: Sequence[str], as_json: bool) -> int:
-    """Print the configs and sweeps whose names contain a word."""
-    found = [one for one in _catalog.experiments(folder) if matches(one.name, words)]
+def print_experiments(folder: pathlib.Path | None, patterns: Sequence[str], as_json: bool) -> int:
+    """Print the configs and sweeps whose names contain a pattern."""
+    entries = [entry for entry in _catalog.experiments(folder) if matches(entry.name, patterns)]
     if as_json:
-        print(to_json(found))
+        print(to_json(entries))
         return 0
-    require_some(found, EXPERIMENTS, words)
+    require_some(entries, EXPERIMENTS, patterns)
     headings = zip(_catalog.FILE_FUNCTIONS, ('train --config', 'sweep create'), strict=True)
     for function, command in headings:
-        if listed := [one for one in found if function in one.functions]:
+        if listed := [entry for entry in entries if function in entry.functions]:
             print('\n'.join([f'for {command}:', *name_lines(listed)]))
     return 0
 
 
-def print_commands(words: Sequence[str], as_json: bool) -> int:
-    """Print the flags of the commands whose names contain a word, as Markdown."""
-    listed = [command for command in _catalog.list_commands() if matches(command.name, words)]
+def print_commands(patterns: Sequence[str], as_json: bool) -> int:
+    """Print the flags of the commands whose names contain a pattern, as Markdown."""
+    listed = [command for command in _catalog.list_commands() if matches(command.name, patterns)]
     if as_json:
         print(to_json(listed))
         return 0
-    require_some(listed, COMMANDS, words)
-    if not words:
+    require_some(listed, COMMANDS, patterns)
+    if not patterns:
         print('# Flags\n\n`make docs` generates this page; `vit-jax list commands` prints it.\n')
         anchors = [f'- [{name}](#{name.replace(" ", "-")})' for name in (c.name for c in listed)]
         print('\n'.join(anchors), end='\n\n')
@@ -149,72 +151,74 @@ def print_commands(words: Sequence[str], as_json: bool) -> int:
 
 
 def command_section(command: _catalog.Command) -> str:
-    """A heading and a table of flags, as Markdown."""
+    """Format a heading and a table of flags as Markdown."""
     rows = [(f'`{flag}`', text) for flag, text in command.flags]
     lines = [' | '.join(cell.replace('|', '\\|') for cell in row) for row in rows]
     table = '\n'.join(f'| {line} |' for line in ('argument | meaning', '--- | ---', *lines))
     return f'## {command.name}\n\n{command.line}\n\n{table}\n'
 
 
-def print_keys(words: Sequence[str], as_json: bool) -> int:
-    """Print the config keys whose section, name or meaning contains a word, as Markdown."""
+def print_keys(patterns: Sequence[str], as_json: bool) -> int:
+    """Print the config keys whose section, name or meaning contains a pattern, as Markdown."""
     from vit_jax.config import reference
 
-    found = {}
+    sections = {}
     for heading, keys in reference.package_keys().items():
-        named = [key for key in keys if matches(f'{key.name} {key.text}'.lower(), words)]
-        if chosen := keys if matches(heading, words) else named:
-            found[heading] = chosen
+        matching = [key for key in keys if matches(f'{key.name} {key.text}'.lower(), patterns)]
+        if chosen := keys if matches(heading, patterns) else matching:
+            sections[heading] = chosen
     if as_json:
-        print(json.dumps({k: [dataclasses.asdict(key) for key in v] for k, v in found.items()}))
+        print(json.dumps({k: [dataclasses.asdict(key) for key in v] for k, v in sections.items()}))
         return 0
-    require_some(found, KEYS, words)
-    print(reference.markdown(found), end='')
+    require_some(sections, KEYS, patterns)
+    print(reference.markdown(sections), end='')
     return 0
 
 
-def print_checkpoints(words: Sequence[str], as_json: bool) -> int:
-    """Print the released checkpoints whose names contain a word."""
+def print_checkpoints(patterns: Sequence[str], as_json: bool) -> int:
+    """Print the released checkpoints whose names contain a pattern."""
     from vit_jax.interop import hub
 
-    found = [one for one in hub.released_table() if matches(one.name, words)]
+    released = [
+        checkpoint for checkpoint in hub.released_table() if matches(checkpoint.name, patterns)
+    ]
     if as_json:
-        print(to_json(found))
+        print(to_json(released))
         return 0
-    require_some(found, CHECKPOINTS, words)
-    print('\n'.join(checkpoint_lines(found)))
+    require_some(released, CHECKPOINTS, patterns)
+    print('\n'.join(checkpoint_lines(released)))
     return 0
 
 
-def checkpoint_lines(found: Iterable[Released]) -> Iterator[str]:
-    """Two lines per checkpoint, its name and its facts, below the page that lists it."""
-    for source, members in groupby(found, lambda one: one.source):
+def checkpoint_lines(released: Iterable[Released]) -> Iterator[str]:
+    """Yield two lines per checkpoint, its name and its facts, below the page that lists it."""
+    for source, members in groupby(released, lambda checkpoint: checkpoint.source):
         yield source
-        for one in members:
-            yield f'  {one.name}'
-            yield f'    {_facts(one)}'.rstrip()
+        for checkpoint in members:
+            yield f'  {checkpoint.name}'
+            yield f'    {_format_facts(checkpoint)}'.rstrip()
 
 
-def _facts(one: Released) -> str:
-    model = f'{one.model["name"]} {one.model["variant"]}' if one.model else ''
-    count = f'{one.parameters / 1e6:,.1f} M' if one.parameters else ''
-    size = f'{one.image_size} px' if one.image_size else ''
-    result = '' if one.accuracy is None else f'{one.accuracy} {one.metric}'
-    return f'{model:<19}{count:>9}{size:>8}  {one.trained_on:<32}{result}'
+def _format_facts(checkpoint: Released) -> str:
+    model = f'{checkpoint.model["name"]} {checkpoint.model["variant"]}' if checkpoint.model else ''
+    count = f'{checkpoint.parameters / 1e6:,.1f} M' if checkpoint.parameters else ''
+    size = f'{checkpoint.image_size} px' if checkpoint.image_size else ''
+    result = '' if checkpoint.accuracy is None else f'{checkpoint.accuracy} {checkpoint.metric}'
+    return f'{model:<19}{count:>9}{size:>8}  {checkpoint.trained_on:<32}{result}'
 
 
-def print_variants(words: Sequence[str], image_size: int, as_json: bool) -> int:
-    """Print the cost of each variant of the models whose names contain a word."""
+def print_variants(patterns: Sequence[str], image_size: int, as_json: bool) -> int:
+    """Print the cost of each variant of the models whose names contain a pattern."""
     from vit_jax.profiling import variants
 
-    models = [name for name in modules(variants.PACKAGE) if matches(name, words)]
-    found = find_variants(models, image_size)
+    models = [name for name in modules(variants.PACKAGE) if matches(name, patterns)]
+    counted = find_variants(models, image_size)
     if as_json:
-        print(to_json(found))
+        print(to_json(counted))
         return 0
-    require_some(models, VARIANTS, words)
+    require_some(models, VARIANTS, patterns)
     print(f'{"model":<14}{"variant":<12}{"parameters":>16}{"GFLOPs":>10}')
-    for v in found:
+    for v in counted:
         row = f'{v.model:<14}{v.name:<12}{v.parameters:>16,}{2 * v.gmacs:>10.4g}'
         print(row, flush=True)
     print(
@@ -226,7 +230,7 @@ def print_variants(words: Sequence[str], image_size: int, as_json: bool) -> int:
 
 
 def find_variants(models: Iterable[str], image_size: int) -> Iterator[Variant]:
-    """The variants of some models, counted if they are missing from the table."""
+    """Yield the variants of some models, counted if they are missing from the table."""
     from vit_jax.profiling import variants
 
     table = variants.read_table() if image_size == variants.IMAGE_SIZE else {}
@@ -237,6 +241,6 @@ def find_variants(models: Iterable[str], image_size: int) -> Iterator[Variant]:
             yield from variants.count(model, image_size)
 
 
-def to_json(found: Iterable[Any]) -> str:
-    """Dataclasses as a JSON list of objects."""
-    return json.dumps([dataclasses.asdict(one) for one in found])
+def to_json(entries: Iterable[Any]) -> str:
+    """Format dataclasses as a JSON list of objects."""
+    return json.dumps([dataclasses.asdict(entry) for entry in entries])

@@ -13,7 +13,7 @@ def main(argv: Sequence[str]) -> int:
     """Write the shards and their manifest, and print a summary.
 
     Raises:
-      UserError: for a negative number of workers, or one beside `--beam`.
+      UserError: The number of workers is negative, or given with `--beam`.
     """
     parser = Parser('pack', __doc__)
     parser.add_argument(
@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
     if args.workers is not None and args.workers < 0:
         raise UserError(f'--workers {args.workers}: must be 0 or more')
     if args.beam is not None and args.workers is not None:
-        raise UserError('--workers applies without --beam: Beam has options of its own')
+        raise UserError('--workers does not apply with --beam: use the options of Beam')
     from vit_jax.data import packing
     from vit_jax.runtime import console, environment
 

@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 HELP_FLAGS = {'-h', '--help'}
 TABLES = ('.csv', '.parquet')
-FORMULAS = ('=', '+', '-', '@', '\t', '\r')  # first characters, in spreadsheets
-MAX_DRAWN = 100  # images in one picture
-# In tables, a box in pixels of the file.
+FORMULAS = ('=', '+', '-', '@', '\t', '\r')  # first characters of formulas in spreadsheets
+MAX_DRAWN = 100  # most images in one picture
+# {prediction key: its columns in tables}; a box is in pixels of the file.
 BOX_COLUMNS = {'bbox': ('x', 'y', 'width', 'height')}
 
 
@@ -133,13 +133,13 @@ def add_task_flags(parser: Parser, argv: Sequence[str]) -> tuple[Any, argparse.N
     """Add the flags of the task's `Viz` to the parser.
 
     Returns:
-      The `Viz`, or None for `--help` without a model; and the parsed flags of the model.
+      `Viz`, or None for `--help` without a model; and the parsed flags of the model.
 
     Raises:
-      UserError: if not exactly one model is named, or its task has no module in `viz` that is
-        allowed.
+      UserError: Not exactly one model is named, or its task does not have an allowed module in
+        `viz`.
     """
-    args = named_model(parser, argv)
+    args = parse_model(parser, argv)
     if args is None:
         return None, argparse.Namespace()
     from vit_jax.config.origin import require_name
@@ -152,33 +152,37 @@ def add_task_flags(parser: Parser, argv: Sequence[str]) -> tuple[Any, argparse.N
     return viz, args
 
 
-def named_model(parser: Parser, argv: Sequence[str]) -> argparse.Namespace | None:
-    """Parse the flags that name the model; None for `--help` without one.
+def parse_model(parser: Parser, argv: Sequence[str]) -> argparse.Namespace | None:
+    """Parse the flags that name the model; None for `--help` without a model.
 
-    The flags of its task are unknown yet, so MODEL has to stand before them.
+    The flags of its task are still unknown, so MODEL has to come before them.
 
     Raises:
-      UserError: if not exactly one model is named.
+      UserError: Not exactly one model is named.
     """
-    words = [word for word in argv if word not in HELP_FLAGS]
-    named = has_flag(words, MODEL_FLAGS)
-    if len(words) < len(argv) and not named and all(word.startswith('-') for word in words):
+    arguments = [word for word in argv if word not in HELP_FLAGS]
+    by_flag = has_flag(arguments, MODEL_FLAGS)
+    if (
+        len(arguments) < len(argv)
+        and not by_flag
+        and all(word.startswith('-') for word in arguments)
+    ):
         return None
     flags = Parser('predict', None)
     add_flags(flags, argv, images='*')
-    args, unknown = flags.parse_known_intermixed_args(words)
+    args, unknown = flags.parse_known_intermixed_args(arguments)
     first = unknown[0].partition('=')[0] if unknown else ''
-    if not named and first.startswith('--'):
+    if not by_flag and first.startswith('--'):
         if difflib.get_close_matches(first, MODEL_FLAGS, cutoff=0.7):
             parser.error(nearest('flag', first, MODEL_FLAGS))
-        if words.index(unknown[0]) < words.index(args.model):
+        if arguments.index(unknown[0]) < arguments.index(args.model):
             parser.error(f'name the model before {first}: predict MODEL FILE...')
     check_model_flags(parser, args)
     return args
 
 
-def files_read(args: argparse.Namespace) -> list[str | None]:
-    """What the command reads, for `check_output`."""
+def list_inputs(args: argparse.Namespace) -> list[str | None]:
+    """List what the command reads, for `check_output`."""
     return [*args.image, args.annotations, args.model]
 
 
@@ -191,10 +195,10 @@ def check_out_flag(args: argparse.Namespace) -> None:
         return
     if len(args.image) > MAX_DRAWN:
         raise UserError(
-            f'--out {args.out!r}: {len(args.image)} images, at most {MAX_DRAWN} fit into one '
-            'picture: name a folder, for a picture of each'
+            f'--out {args.out!r}: {len(args.image)} images, but at most {MAX_DRAWN} fit into one '
+            'picture: name a folder to get a picture of each'
         )
-    check_picture(args.out, '--out', files_read(args))
+    check_picture(args.out, '--out', list_inputs(args))
 
 
 def check_table_flag(args: argparse.Namespace) -> None:
@@ -205,14 +209,14 @@ def check_table_flag(args: argparse.Namespace) -> None:
         return
     if not args.table.lower().endswith(TABLES):
         raise UserError(f'--table {args.table!r}: the name must end in {" or ".join(TABLES)}')
-    check_output(args.table, '--table', files_read(args))
+    check_output(args.table, '--table', list_inputs(args))
 
 
 def coco_image_ids(args: argparse.Namespace, viz: Any) -> list[int]:
-    """The COCO id of each image; empty without `--coco`.
+    """Find the COCO id of each image; empty without `--coco`.
 
     Raises:
-      UserError: if the task does not detect objects, or an image has no id.
+      UserError: The task does not detect objects, or the id of an image is missing.
     """
     if args.coco is None:
         if args.annotations is not None:
@@ -220,10 +224,10 @@ def coco_image_ids(args: argparse.Namespace, viz: Any) -> list[int]:
         return []
     if not viz.coco:
         raise UserError('--coco applies to tasks that detect objects, such as detect')
-    check_output(args.coco, '--coco', files_read(args))
+    check_output(args.coco, '--coco', list_inputs(args))
     if args.annotations is not None:
         listed = _read_image_ids(args.annotations)
-        return [_listed_id(listed, file, args.annotations) for file in args.image]
+        return [_find_id(listed, file, args.annotations) for file in args.image]
     return [_id_from_name(file) for file in args.image]
 
 
@@ -238,17 +242,17 @@ def _read_image_ids(path: str) -> dict[str, int]:
         raise UserError(f'--annotations {path!r} cannot be read: {e.strerror}') from e
     except (ValueError, TypeError, KeyError, OverflowError) as e:
         raise UserError(
-            f'--annotations {path!r} is not in COCO format: it has no images with id and file_name'
+            f'--annotations {path!r} is not in COCO format: images lack id and file_name'
         ) from e
 
 
-def _listed_id(listed: Mapping[str, int], file: str, path: str) -> int:
+def _find_id(ids: Mapping[str, int], file: str, path: str) -> int:
     parts = pathlib.Path(file).absolute().parts
     tails = ('/'.join(parts[start:]) for start in range(1, len(parts)))
-    found = next((listed[tail] for tail in tails if tail in listed), None)
-    if found is None:
-        raise UserError(f'--annotations {path!r} lists no image {file!r}')
-    return found
+    number = next((ids[tail] for tail in tails if tail in ids), None)
+    if number is None:
+        raise UserError(f'--annotations {path!r} does not list the image {file!r}')
+    return number
 
 
 def _id_from_name(file: str) -> int:
@@ -262,7 +266,7 @@ def _id_from_name(file: str) -> int:
 
 
 def adapt_run(run: Any, viz: Any, args: argparse.Namespace) -> tuple[Any, Context]:
-    """The run with the model and task that the flags of `Viz` ask for, and their context."""
+    """Adapt the run's model and task to the flags of `Viz`; return the run and its context."""
     from vit_jax.inference.predict import text_encoder
     from vit_jax.viz.photo import Context
 
@@ -284,11 +288,11 @@ def predict_files(
     """Predict for the files, and print tables and save pictures of single files on the way.
 
     Returns:
-      The results of the files that could be read; their predictions and photos, if `--out` is one
-      picture of all; and the errors of the other files.
+      Results of the readable files; their predictions and photos, if `--out` is one picture of
+      all; and the errors of the other files.
 
     Raises:
-      UserError: if no file could be read.
+      UserError: None of the files can be read.
     """
     from vit_jax.inference.images import photo_reader
     from vit_jax.inference.predict import predictor
@@ -344,7 +348,7 @@ def write_coco_results(
       keys: Keys of a prediction, written next to `image_id`.
 
     Raises:
-      UserError: if the file cannot be written.
+      UserError: The file cannot be written.
     """
     from vit_jax.storage import paths
 
@@ -367,8 +371,8 @@ def write_table(
 
     A prediction has its rank in the image, from 1, and a box in four columns; with a row per image
     the columns of the second prediction end in `_2`. An image without predictions has one row with
-    empty cells. In CSV, other lists are JSON, and text that begins like a formula gets an
-    apostrophe.
+    empty cells. In CSV, other lists are JSON, and an apostrophe precedes text that begins like a
+    formula.
 
     Args:
       path: File; its suffix is the format.
@@ -377,7 +381,7 @@ def write_table(
       one_row: Whether an image has one row.
 
     Raises:
-      UserError: if the file cannot be written.
+      UserError: The file cannot be written.
     """
     from vit_jax.storage import paths
 
@@ -385,14 +389,14 @@ def write_table(
     names = list(dict.fromkeys(name for row in rows for name in row))
     if names == ['image']:
         names += [column for name in columns for column in BOX_COLUMNS.get(name, (name,))]
-    cells = {name: [_storable(row.get(name)) for row in rows] for name in names}
+    cells = {name: [_make_storable(row.get(name)) for row in rows] for name in names}
     encode = _parquet_bytes if path.lower().endswith('.parquet') else _csv_bytes
     with writing(path, '--table'):
         paths.write_atomic(path, encode(cells))
 
 
 def _table_rows(result: Mapping[str, Any], one_row: bool) -> list[dict[str, Any]]:
-    """The rows of an image, without a rank where the image has one row."""
+    """List the rows of an image, without a rank if the image has one row."""
     image = {'image': result['image']}
     predictions = [_with_box_columns(row) for row in result['predictions']]
     if not one_row:
@@ -413,8 +417,8 @@ def _with_box_columns(row: Mapping[str, Any]) -> dict[str, Any]:
     return cells
 
 
-def _storable(value: Any) -> Any:
-    """A value as it is, but names without characters that UTF-8 does not have."""
+def _make_storable(value: Any) -> Any:
+    """Replace characters in text that UTF-8 cannot encode."""
     return visible(value) if isinstance(value, str) else value
 
 
@@ -430,47 +434,49 @@ def _parquet_bytes(cells: Mapping[str, list[Any]]) -> bytes:
 def _csv_bytes(cells: Mapping[str, list[Any]]) -> bytes:
     file = io.StringIO(newline='')
     writer = csv.writer(file, lineterminator='\n')
-    writer.writerow(map(_harmless, cells))
+    writer.writerow(map(_escape_formula, cells))
     for row in zip(*cells.values(), strict=True):
-        writer.writerow(map(_harmless, row))
+        writer.writerow(map(_escape_formula, row))
     return file.getvalue().encode()
 
 
-def _harmless(value: Any) -> Any:
-    """A value for CSV, with an apostrophe before text that spreadsheets would run as a formula."""
+def _escape_formula(value: Any) -> Any:
+    """Convert a value for CSV, with an apostrophe before text that looks like a formula."""
     if isinstance(value, str) and value.startswith(FORMULAS):
         return f"'{value}"
     return json.dumps(value) if isinstance(value, list | dict) else value
 
 
 def title(result: dict[str, Any]) -> Any:
-    """The name of an image, and how it was read."""
+    """Format the name of an image, and how it was read."""
     from rich.text import Text
 
     return Text.assemble((one_line(result['image']), 'bold'), f'  {result["read_as"]}')
 
 
 def table(rows: Sequence[dict[str, Any]], columns: Sequence[str] | None, bar: str | None) -> Any:
-    """The rows of one image as a table with right-aligned numbers."""
+    """Format the rows of one image as a table with right-aligned numbers."""
     from rich.text import Text
 
     from vit_jax.runtime.console import Table
 
     names = columns or list(dict.fromkeys(name for row in rows for name in row))
-    made = Table()
+    formatted = Table()
     for name in names:
         text = any(isinstance(row.get(name), str) for row in rows)
-        made.add_column(name, justify='left' if text else 'right', min_width=16 if text else None)
+        formatted.add_column(
+            name, justify='left' if text else 'right', min_width=16 if text else None
+        )
     if bar is not None:
-        made.add_column(min_width=20)
+        formatted.add_column(min_width=20)
     for row in rows:
         blocks = [Text('█' * round(20 * row[bar]), 'blue')] if bar is not None else []
-        made.add_row(*(cell(row.get(name)) for name in names), *blocks)
-    return made
+        formatted.add_row(*(cell(row.get(name)) for name in names), *blocks)
+    return formatted
 
 
 def cell(value: Any) -> str:
-    """A value as text: floats with four digits, or with one in a list, such as pixels of a box."""
+    """Format a value: floats with four digits, or with one in a list, such as pixels of a box."""
     if value is None:
         return ''
     if isinstance(value, (list, tuple)):

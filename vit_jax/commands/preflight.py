@@ -1,4 +1,4 @@
-"""Compile a config's step for TPUs or GPUs without one: does it fit, how long will it take?"""
+"""Compile a config's step for absent TPUs or GPUs: does it fit, how long will it take?"""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
     """Print tables or JSON; return 1 if the step does not fit into memory.
 
     Raises:
-      UserError: for flags out of range, or that exclude one another.
+      UserError: A flag is out of range, or excluded by another.
     """
     args, config = parse_config_args(make_parser(), argv)
     if [config, args.sweep, args.workdir].count(None) != 2:
@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def make_parser() -> Parser:
-    """The parser of the flags that are not of the config."""
+    """Make the parser of the flags that do not belong to the config."""
     parser = Parser('preflight', __doc__)
     add = parser.add_argument
     add(
@@ -121,7 +121,7 @@ def _run(args: argparse.Namespace, config: ConfigDict | None) -> int:
 
 
 def _run_config(args: argparse.Namespace) -> ConfigDict:
-    """The config of a run, laid out as for `evaluate` and `predict`."""
+    """Read the config of a run, with the layout of `evaluate` and `predict`."""
     from vit_jax.inference import load
 
     config = load.read_config(args.workdir, args.allow)
@@ -131,7 +131,7 @@ def _run_config(args: argparse.Namespace) -> ConfigDict:
 
 
 def _step_name(args: argparse.Namespace) -> str:
-    """The step to compile, one of `ahead_of_time.STEPS`."""
+    """Name the step to compile, one of `ahead_of_time.STEPS`."""
     if args.predict:
         return 'predict'
     return 'eval' if args.eval or args.workdir else 'train'
@@ -155,14 +155,14 @@ def _preflight_config(args: argparse.Namespace, config: ConfigDict, slice_: Topo
     options, config = _options(args), fine_tune.complete(config).config
     if isinstance(args.batch_size, int):
         config = preflight.with_override(config, f'batch_size={args.batch_size}')
-    per_core = _per_core(config) if args.data_rate else 0.0
+    per_core = _measure_per_core(config) if args.data_rate else 0.0
     measured = None
     if args.batch_size == FIT:
         with console.status('looking for the largest batch'):
             config, measured = preflight.largest_batch(config, slice_, **options)
     accumulated, advice = {}, ''
     if args.accum == FIT:
-        accumulated = _microbatch_trials(config, slice_, options)
+        accumulated = _try_microbatches(config, slice_, options)
         number, advice = preflight.choose_microbatches(accumulated)
         config, measured = preflight.with_microbatches(config, number), accumulated[number]
     if measured is None or args.cycles:
@@ -170,7 +170,7 @@ def _preflight_config(args: argparse.Namespace, config: ConfigDict, slice_: Topo
             measured = preflight.preflight(config, slice_, cycles=args.cycles, **options)
     reports, run = measured
     fits = all(report.fits for report in reports)
-    tried = {} if fits else _remedies(config, slice_, options)
+    tried = {} if fits else _try_remedies(config, slice_, options)
     needs = pipeline.needs(run, slice_, args.mfu) if fits and per_core else []
     if args.json:
         record = _record(reports, run, tried, args.price)
@@ -203,8 +203,8 @@ def _preflight_config(args: argparse.Namespace, config: ConfigDict, slice_: Topo
     return 0 if fits else EXIT_FAILED
 
 
-def _per_core(config: ConfigDict) -> float:
-    """Examples per second that a core of this machine prepares for the config."""
+def _measure_per_core(config: ConfigDict) -> float:
+    """Measure the examples per second that a core of this machine prepares for the config."""
     from vit_jax.profiling import pipeline
     from vit_jax.runtime import sharding
     from vit_jax.trainer.evaluations import open_data
@@ -216,38 +216,38 @@ def _per_core(config: ConfigDict) -> float:
         return pipeline.per_core(data)
 
 
-def _microbatch_trials(
+def _try_microbatches(
     config: ConfigDict, slice_: Topology, options: dict[str, Any]
 ) -> dict[int, Any]:
-    """The reports of the step by number of microbatches."""
+    """Compile the step for several numbers of microbatches; return the reports by number."""
     from vit_jax.profiling import preflight
 
     with console.status('compiling several numbers of microbatches, a minute each'):
         return dict(preflight.try_microbatches(config, slice_, **options))
 
 
-def _remedies(config: ConfigDict, slice_: Topology, options: dict[str, Any]) -> dict[str, Any]:
-    """The reports of changes that may make a step fit, by override."""
+def _try_remedies(config: ConfigDict, slice_: Topology, options: dict[str, Any]) -> dict[str, Any]:
+    """Compile changes that may make a step fit; return the reports by override."""
     from vit_jax.profiling import preflight
 
-    found = {}
+    reports = {}
     for override in preflight.remedies(config, slice_):
         with console.status(f'it does not fit: trying {override}'):
             try:
                 changed = preflight.with_override(config, override)
-                found[override] = preflight.preflight(changed, slice_, **options)[0][0]
+                reports[override] = preflight.preflight(changed, slice_, **options)[0][0]
             except UserError:
                 continue  # the task or model does not allow it
-    return found
+    return reports
 
 
 def _record(reports: Sequence[Any], run: Any, tried: dict[str, Any], price: float | None) -> Any:
-    whole = dataclasses.asdict(run) | {'hours': run.hours, 'chip_hours': run.chip_hours}
+    total = dataclasses.asdict(run) | {'hours': run.hours, 'chip_hours': run.chip_hours}
     if price is not None:
-        whole['cost'] = price * run.chip_hours
+        total['cost'] = price * run.chip_hours
     return {
         'steps': [_report_record(report) for report in reports],
-        'run': whole,
+        'run': total,
         'remedies': {name: _report_record(report) for name, report in tried.items()},
     }
 
@@ -257,14 +257,14 @@ def _report_record(report: Any) -> dict[str, Any]:
 
 
 def mfu_rates(report: Any) -> dict[str, Any]:
-    """MFU at the bound and by the compiler's estimate; empty for a step that does not fit."""
+    """Compute MFU at the bound and by the compiler's estimate; empty if the step does not fit."""
     if not report.fits:
         return {}
-    found = {'mfu_bound': report.mfu(report.bound)}
-    found['examples_per_sec_bound'] = report.rows / report.bound if report.bound else None
+    rates = {'mfu_bound': report.mfu(report.bound)}
+    rates['examples_per_sec_bound'] = report.rows / report.bound if report.bound else None
     if report.estimate:
-        found['mfu_estimate'] = report.mfu(report.estimate)
-    return found
+        rates['mfu_estimate'] = report.mfu(report.estimate)
+    return rates
 
 
 def _save_picture(report: Any, path: str) -> None:
@@ -272,9 +272,9 @@ def _save_picture(report: Any, path: str) -> None:
     from vit_jax.viz import charts
 
     seconds = {cost.path: cost.seconds for cost in report.costs}
-    beside = seconds.pop(ASYNC_COPIES, 0.0)
+    copies = seconds.pop(ASYNC_COPIES, 0.0)
     title = f'{describe(report)}, at least {1e3 * report.bound:.3g} ms'
-    figure = charts.draw_chip_costs(title, report.memory, report.usable, seconds, beside)
+    figure = charts.draw_chip_costs(title, report.memory, report.usable, seconds, copies)
     save_figure(figure, path, '--out')
 
 
@@ -291,18 +291,18 @@ def _preflight_sweep(args: argparse.Namespace, slice_: Topology) -> int:
     sweep = space.load(args.sweep, 'preflight')
     rows, refusals = [], []
     for point in sweep.points:
-        words = ', '.join(f'{k}={v}' for k, v in point.items())
+        text = ', '.join(f'{k}={v}' for k, v in point.items())
         try:
-            with console.status(f'compiling {words}'):
+            with console.status(f'compiling {text}'):
                 config = space.config_of(sweep, point)
-                found = preflight.preflight(config, slice_, cycles=args.cycles, **_options(args))
+                result = preflight.preflight(config, slice_, cycles=args.cycles, **_options(args))
         except UserError as e:
-            refusals.append(f'{words}: {e}')
+            refusals.append(f'{text}: {e}')
             continue
-        rows.append((words, *found))
-        refusals += [f'{words}: {found[1].refusal}'] if found[1].refusal else []
+        rows.append((text, *result))
+        refusals += [f'{text}: {result[1].refusal}'] if result[1].refusal else []
     if not (rows or refusals):
-        raise UserError(f'--sweep {args.sweep}: it lists no points, a search chooses them')
+        raise UserError(f'--sweep {args.sweep}: it does not list points; a search chooses them')
     if args.json:
         print(json.dumps([{'point': w} | _record(r, u, {}, args.price) for w, r, u in rows]))
     elif rows:
@@ -384,7 +384,7 @@ def _print_crossing(console: Any, crossing: Any, name: str) -> None:
     part = topology.parse(name).part
     console.print(
         f'between {part}s each host sends and receives {number(crossing.host_bytes / 1e6)} MB per '
-        f'step, as {crossing.count:,} arrays of each chip; the bound above does not include this'
+        f'step, in {crossing.count:,} arrays of each chip; the bound above does not include this'
     )
     several = f'the second {part}' if crossing.slices == 2 else f'{crossing.slices} {part}s'
     headings = 'ms', 'hidden ms', 'step at least ms', f'times one {part}', 'pays from batch'
@@ -414,11 +414,11 @@ def _print_costs(console: Any, report: Any) -> None:
 
 
 def costliest(costs: Sequence[Any]) -> list[Any]:
-    """The most expensive parts, followed by asynchronous copies."""
+    """Select the most expensive parts, followed by asynchronous copies."""
     from vit_jax.profiling.preflight import ASYNC_COPIES
 
-    alone = [cost for cost in costs if cost.seconds and cost.path != ASYNC_COPIES]
-    return alone[:COSTLIEST] + [cost for cost in costs if cost.path == ASYNC_COPIES]
+    parts = [cost for cost in costs if cost.seconds and cost.path != ASYNC_COPIES]
+    return parts[:COSTLIEST] + [cost for cost in costs if cost.path == ASYNC_COPIES]
 
 
 def print_run(run: Any, price: float | None) -> None:
@@ -460,15 +460,15 @@ def print_remedies(tried: Mapping[str, Any], stacks_all: bool = False) -> None:
         )
     table = _table('with', _memory_heading(tried.values()), 'fits', 'at least ms', 'MFU')
     for override, report in tried.items():
-        found = ['-', '-']
+        times = ['-', '-']
         if report.fits:
-            found = [number(1e3 * report.bound), f'{report.mfu(report.bound):.1%}']
+            times = [number(1e3 * report.bound), f'{report.mfu(report.bound):.1%}']
         fits = 'yes' if report.fits else 'no'
-        table.add_row(f'--config.{override}', number(report.needed / GIB), fits, *found)
+        table.add_row(f'--config.{override}', number(report.needed / GIB), fits, *times)
     _console().print(table)
     if not any(report.fits for report in tried.values()):
         _console().print(
-            '\nnone of these is enough alone: combine several, use more chips, '
+            '\nnone of these is enough: combine several, use more chips, '
             'or try --batch-size fit or --accum fit'
         )
 
@@ -484,8 +484,8 @@ def print_accumulation(tried: Mapping[int, tuple[Sequence[Any], Any]], advice: s
         examples = f'{first.rows // first.chips // microbatches:,}'
         cells = [examples, number(first.needed / GIB), 'does not fit', '', '']
         if all(report.fits for report in reports):
-            held = number(first.memory.get(TEMPORARIES, 0) / GIB)
-            cells[2:] = held, number(1e3 * run.seconds), f'{first.mfu(run.seconds):.1%}'
+            temporary = number(first.memory.get(TEMPORARIES, 0) / GIB)
+            cells[2:] = temporary, number(1e3 * run.seconds), f'{first.mfu(run.seconds):.1%}'
         table.add_row(str(microbatches), *cells)
     console = _console()
     console.print(table)
@@ -503,7 +503,7 @@ def print_sweep(rows: Sequence[tuple[str, Sequence[Any], Any]], price: float | N
     headings = memory, 'at least ms', 'MFU', 'steps', 'chip-hours'
     table = _table('run', 'fits', *headings, *money)
     total = 0.0
-    for words, reports, run in rows:
+    for text, reports, run in rows:
         first, fits = reports[0], all(r.fits for r in reports)
         cells = [number(first.needed / GIB), '-', '-', f'{run.steps:,}', '-', *money]
         if fits:
@@ -511,7 +511,7 @@ def print_sweep(rows: Sequence[tuple[str, Sequence[Any], Any]], price: float | N
             cells = [cells[0], number(1e3 * run.seconds), f'{first.mfu(first.bound):.1%}']
             cells += [f'{run.steps:,}', number(run.chip_hours)]
             cells += [] if price is None else [f'{price * run.chip_hours:,.2f}']
-        table.add_row(words, 'yes' if fits else 'no', *cells)
+        table.add_row(text, 'yes' if fits else 'no', *cells)
     cost = [] if price is None else [f'{price * total:,.2f}']
     table.add_row('total of those that fit', *[''] * 5, number(total), *cost)
     _console().print(table)

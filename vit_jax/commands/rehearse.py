@@ -25,7 +25,7 @@ def print_rehearsal(argv: Sequence[str]) -> list[Any]:
     """Print each check, or JSON, and return the rows that failed.
 
     Raises:
-      UserError: for flags out of range, or that exclude or need one another.
+      UserError: A flag is out of range, excluded by another, or needs another.
     """
     parser = make_parser()
     args, config = parse_config_args(parser, argv)
@@ -36,8 +36,8 @@ def print_rehearsal(argv: Sequence[str]) -> list[Any]:
     if args.price is not None and args.topology is None:
         raise UserError('--price applies to the chip-hours of --topology: give both')
     rows = []
-    for name, one in chosen_configs(config, args.sweep):
-        for row in rehearse_config(one, args):
+    for name, chosen in choose_configs(config, args.sweep):
+        for row in rehearse_config(chosen, args):
             rows.append(row._replace(name=f'{name} {row.name}'.strip()))
             if not args.json:
                 print_row(rows[-1])
@@ -51,7 +51,7 @@ def print_rehearsal(argv: Sequence[str]) -> list[Any]:
 
 
 def make_parser() -> Parser:
-    """The parser of the flags that are not of the config."""
+    """Make the parser of the flags that do not belong to the config."""
     parser = Parser('rehearse', __doc__)
     add = parser.add_argument
     add(
@@ -81,13 +81,13 @@ def make_parser() -> Parser:
     return parser
 
 
-def chosen_configs(
+def choose_configs(
     config: ConfigDict | None, sweep: str | None
 ) -> Iterator[tuple[str, ConfigDict]]:
     """Yield the config with an empty name, or the first and the last of a sweep with their points.
 
     Raises:
-      UserError: for a mistake in the config of any point.
+      UserError: The config of a point has a mistake.
     """
     if config is not None:
         yield '', config
@@ -96,8 +96,8 @@ def chosen_configs(
 
     assert sweep is not None
     points = space.load(sweep, 'rehearse')
-    made = {_point_text(point): space.config_of(points, point) for point in points.queue()}
-    chosen = list(made.items())
+    configs = {_point_text(point): space.config_of(points, point) for point in points.queue()}
+    chosen = list(configs.items())
     yield from chosen[:1] + chosen[1:][-1:]
 
 
@@ -122,8 +122,8 @@ def preflight(argv: Sequence[str], args: Any) -> Any:
     """Run `preflight`, print its output, and return its row."""
     from vit_jax.rehearsal import kill_and_resume
 
-    words = preflight_flags(argv, args)
-    command = [sys.executable, '-m', 'vit_jax', 'preflight', *words]
+    flags = preflight_flags(argv, args)
+    command = [sys.executable, '-m', 'vit_jax', 'preflight', *flags]
     with status(f'compiling for {args.topology}'):
         row, output = kill_and_resume.run_command('preflight', command)
     if not args.json:
@@ -132,23 +132,23 @@ def preflight(argv: Sequence[str], args: Any) -> Any:
 
 
 def preflight_flags(argv: Sequence[str], args: Any) -> list[str]:
-    """The flags that `preflight` shares, and the config with its overrides."""
+    """Collect the flags that `preflight` shares, and the config with its overrides."""
     shared = {name: getattr(args, name) for name in ('sweep', 'topology', 'price')}
     flags = [word for name, value in shared.items() if value for word in (f'--{name}', str(value))]
     return [*_config_flags(args.config, argv), *flags]
 
 
 def _config_flags(config: str | None, argv: Sequence[str]) -> list[str]:
-    """The config and its overrides as flags."""
+    """Convert the config and its overrides to flags."""
     overrides = [f'--config.{text}' for text in split_overrides(argv)[0]]
     return overrides if config is None else ['--config', config, *overrides]
 
 
 def rehearsal_flags(command: Sequence[str]) -> list[str]:
-    """The flags of `rehearse` for a command of `launch`.
+    """Convert a command of `launch` to the flags of `rehearse`.
 
     Raises:
-      UserError: for a command other than `train` and `sweep create`.
+      UserError: The command is neither `train` nor `sweep create`.
     """
     if command[0] == 'train':
         args, _ = train.parse(command[1:])

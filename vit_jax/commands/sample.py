@@ -20,9 +20,9 @@ from vit_jax.commands._parser import (
 )
 from vit_jax.errors import UserError, nearest, positive_number
 
-FRAMES = 8  # of a trajectory, unless there are fewer steps
-MOST_DRAWN = 1000  # images in a picture
-ACROSS = 16  # images in a row of a picture
+FRAMES = 8  # most frames of a trajectory
+MOST_DRAWN = 1000  # most images in a picture
+ACROSS = 16  # most images in a row of a picture
 
 
 def main(argv: Sequence[str]) -> int:
@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     total = len(classes) * args.count
     frames = min(FRAMES, run.task.steps - 1) if args.trajectory else 0
     times = (run.task.frame_steps(frames) / run.task.steps).tolist()
-    write = writer(args, total, run.class_names, times)
+    write = make_writer(args, total, run.class_names, times)
     if args.draws and total > MOST_DRAWN:
         raise UserError(f'--out {args.out}: {total:,} images are too many for one: name a folder')
     compile_cache.enable()
@@ -64,24 +64,27 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def writer(
+def make_writer(
     args: argparse.Namespace, total: int, names: Sequence[str], times: Sequence[float]
 ) -> Callable[[Iterator[Any]], None]:
-    """The function that writes batches to `--out`.
+    """Make the function that writes batches to `--out`.
 
     Args:
-      args: the flags.
-      total: number of images.
+      args: Flags.
+      total: Number of images.
       names: Class names.
       times: Times of the frames.
     """
     if args.draws:
         return lambda batches: write_picture(args.out, list(batches), names, times)
-    return write_folder(args.out) if is_folder(args.out) else write_npz(args.out, total)
+    return folder_writer(args.out) if is_folder(args.out) else npz_writer(args.out, total)
 
 
-def write_folder(out: str) -> Callable[[Iterator[Any]], None]:
-    """Write an image for each sample, named by its class and its number: `0003_00012.png`."""
+def folder_writer(out: str) -> Callable[[Iterator[Any]], None]:
+    """Make a function that writes an image for each sample, such as `0003_00012.png`.
+
+    Names consist of the class and the number of the sample.
+    """
 
     def write(batches: Iterator[Any]) -> None:
         from vit_jax.viz import figures
@@ -94,8 +97,8 @@ def write_folder(out: str) -> Callable[[Iterator[Any]], None]:
     return write
 
 
-def write_npz(out: str, total: int) -> Callable[[Iterator[Any]], None]:
-    """Write all samples as an array, see `inference.sample.write_npz`."""
+def npz_writer(out: str, total: int) -> Callable[[Iterator[Any]], None]:
+    """Make a function that writes all samples as an array, see `inference.sample.write_npz`."""
 
     def write(batches: Iterator[Any]) -> None:
         from vit_jax.inference import sample
@@ -112,15 +115,15 @@ def write_picture(
     """Draw the samples of each class in rows, or, with frames, a row for each sample."""
     from vit_jax.viz import generate
 
-    made = [row for batch in batches for row in zip(*batch, strict=True)]
-    labels = [int(label) for _, _, label, _ in made]
+    samples = [row for batch in batches for row in zip(*batch, strict=True)]
+    labels = [int(label) for _, _, label, _ in samples]
     if times:
         titles = [generate.class_name(label, names) for label in labels]
-        frames, images = [row[1] for row in made], [row[0] for row in made]
+        frames, images = [row[1] for row in samples], [row[0] for row in samples]
         figure = generate.draw_trajectories(frames, images, times, titles)
     else:
         rows: dict[int, list[Any]] = {label: [] for label in labels}
-        for image, _, label, _ in made:
+        for image, _, label, _ in samples:
             rows[int(label)].append(image)
         cut = [
             (generate.class_name(label, names), images[first : first + ACROSS])
@@ -132,37 +135,37 @@ def write_picture(
 
 
 def parse_classes(text: str | None, names: Sequence[str]) -> tuple[int, ...]:
-    """'3,cat,none' -> (3, 5, -1): numbers or names of classes; empty without a text.
+    """Parse numbers or names of classes: '3,cat,none' -> (3, 5, -1); empty without a text.
 
     Raises:
-      UserError: for a word that is neither.
+      UserError: A word is neither a number nor a name.
     """
-    known = {'none': -1} | {name: number for number, name in enumerate(names)}
-    found = []
+    numbers = {'none': -1} | {name: number for number, name in enumerate(names)}
+    classes = []
     for word in [] if text is None else text.split(','):
         word = word.strip()
         if word.isdecimal():
-            found.append(int(word))
-        elif word in known:
-            found.append(known[word])
+            classes.append(int(word))
+        elif word in numbers:
+            classes.append(numbers[word])
         else:
-            raise UserError(f'--classes {text!r}: {nearest("class", word, known)}')
-    return tuple(dict.fromkeys(found))
+            raise UserError(f'--classes {text!r}: {nearest("class", word, numbers)}')
+    return tuple(dict.fromkeys(classes))
 
 
 def parse_args(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse the flags; `draws` tells whether `--out` is a picture.
+    """Parse the flags, with `draws`: whether `--out` is a picture.
 
     Raises:
-      UserError: if no run or two are named, or `--out` cannot be written.
+      UserError: Not exactly one run is named, or `--out` cannot be written.
     """
     from vit_jax.viz import generate
 
     parser = Parser('sample', __doc__)
     add = parser.add_argument
     add_run_flags(parser, argv)
-    words = "class numbers or names, such as 3,7 or cat; 'none' for no class (default: all)"
-    add('--classes', metavar='A,B', help=words)
+    classes = "class numbers or names, such as 3,7 or cat; 'none' for no class (default: all)"
+    add('--classes', metavar='A,B', help=classes)
     add('--count', type=positive_number, default=8, help='images per class (default: 8)')
     add('--seed', type=int, default=0, help='random seed of the noise (default: 0)')
     generate.add_sampling_flags(parser)

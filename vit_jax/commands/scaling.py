@@ -48,22 +48,22 @@ FORMS = 'auto (weighted by an inner holdout), power, irreducible, shifted, m2, m
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one subcommand.
+    """Run a subcommand.
 
     Raises:
-      UserError: if there is no such subcommand.
+      UserError: The subcommand is unknown.
     """
     if not argv or argv[0] in ('-h', '--help'):
         print(usage())
         return 0
-    name, *rest = argv
+    name, *flags = argv
     if name not in ACTIONS:
         raise UserError(nearest('subcommand', name, ACTIONS))
-    return ACTIONS[name](rest)
+    return ACTIONS[name](flags)
 
 
 def usage() -> str:
-    """The list of subcommands."""
+    """List the subcommands."""
     lines = [f'  {name:<13}{act.__doc__}' for name, act in ACTIONS.items()]
     return '\n'.join([f'usage: {program()} scaling SUBCOMMAND [--help | flags]', '', *lines])
 
@@ -133,13 +133,13 @@ def add_fit_flags(
     add('--by', metavar='COL,COL', default='', help='columns that distinguish the curves')
     add('--seed-column', metavar='COL', help='column of seeds; rows with equal x become one point')
     add('--seed', dest='seed_column', default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-    held = parser.add_mutually_exclusive_group()
-    held.add_argument(
+    holdout = parser.add_mutually_exclusive_group()
+    holdout.add_argument(
         '--holdout-column',
         metavar='COL',
         help='column with 1 for rows to fit, 0 for rows to hold out',
     )
-    held.add_argument(
+    holdout.add_argument(
         '--holdout',
         default='0.5',
         metavar='SHARE',
@@ -156,7 +156,7 @@ def read_options(args: argparse.Namespace) -> FitOptions:
     """Read the options of a fit from the flags.
 
     Raises:
-      UserError: for a number out of range, or an unknown form.
+      UserError: A number is out of range, or a form is unknown.
     """
     from vit_jax.scaling import averaging, forms, table
     from vit_jax.scaling.table import FitOptions
@@ -187,18 +187,18 @@ def print_table(curves: Sequence[Curve], options: FitOptions, summary: Mapping[s
     """Print a row for each curve of a summary, then warnings and medians."""
     from vit_jax.scaling.report import with_band
 
-    fitted = [one for one in summary['curves'] if one['params']]
-    columns = list(dict.fromkeys(name for one in fitted for name in one['params']))
+    fitted = [result for result in summary['curves'] if result['params']]
+    columns = list(dict.fromkeys(name for result in fitted for name in result['params']))
     lines = [[*options.by, 'points', *columns, 'held out', *summary['against']]]
-    for curve, one in zip(curves, summary['curves'], strict=True):
-        params = [with_band(one, name) if one['params'] else '-' for name in columns]
+    for curve, result in zip(curves, summary['curves'], strict=True):
+        params = [with_band(result, name) if result['params'] else '-' for name in columns]
         values = [curve.holdout_rmse, *curve.against.values()]
         cells = ['-' if value is None else f'{value:.4g}' for value in values]
         lines.append([*curve.by.values(), str(len(curve.y)), *params, *cells])
     print(f'{options.form}: {summary["formula"]}')
     print(align(lines, left=len(options.by)))
-    if any(one['n_holdout'] for one in fitted):
-        print('parameters: of the law through all points; held out: the error without the largest')
+    if any(result['n_holdout'] for result in fitted):
+        print('parameters: law of all points; held out: error of a fit without the largest points')
     print_notes(curves, options)
     print_medians(summary)
 
@@ -212,8 +212,8 @@ def print_notes(curves: Sequence[Curve], options: FitOptions) -> None:
     lines: list[tuple[str, str]] = []
     for curve in curves:
         if options.target is not None:
-            found, reason = predict_at(curve, options.target)
-            shown = _predicted(found) if found else f'no prediction: {reason}'
+            prediction, reason = predict_at(curve, options.target)
+            shown = _format_prediction(prediction) if prediction else f'no prediction: {reason}'
             target = f'{options.y} at {options.x[0]} = {options.target:g}: {shown}'
             lines.append((curve.label, target))
         if curve.seeds.several:
@@ -227,23 +227,23 @@ def print_notes(curves: Sequence[Curve], options: FitOptions) -> None:
         print(line)
 
 
-def _predicted(found: dict[str, Any]) -> str:
-    note = f'; {found["note"]}' if found['note'] else ''
-    if found['band'] is None:
-        return f'{found["y"]:.4g}, without an interval{note}'
-    low, high = found['band']
-    return f'{found["y"]:.4g} [{low:.4g}, {high:.4g}]{note}'
+def _format_prediction(prediction: dict[str, Any]) -> str:
+    note = f'; {prediction["note"]}' if prediction['note'] else ''
+    if prediction['band'] is None:
+        return f'{prediction["y"]:.4g}, without an interval{note}'
+    low, high = prediction['band']
+    return f'{prediction["y"]:.4g} [{low:.4g}, {high:.4g}]{note}'
 
 
 def print_medians(summary: Mapping[str, Any]) -> None:
     """Print the curves' median extrapolation error, and the comparison with other forms."""
     if summary['median_holdout_rmse'] is not None:
         print(f'median RMSE of log error, held out: {summary["median_holdout_rmse"]:.4f}')
-    held = summary['bands_hold_last']
-    if held['of']:
+    coverage = summary['bands_hold_last']
+    if coverage['of']:
         print(
-            '90 % bands of the fits without the points held out hold the last of these in '
-            f'{held["held"]} of {held["of"]} curves'
+            '90 % bands of the fits without the held-out points contain the last of these in '
+            f'{coverage["held"]} of {coverage["of"]} curves'
         )
     for name, other in summary['against'].items():
         if other['of']:
@@ -297,21 +297,23 @@ def report(argv: Sequence[str]) -> int:
     folder = pathlib.Path(args.out)
     write_file(folder / 'runs.csv', runs.to_csv(rows), '--out')
     read = read_csv(folder / 'runs.csv')
-    taken = [row for row in read if args.unfinished or not is_unfinished(row)]
-    if not taken:
+    selected = [row for row in read if args.unfinished or not is_unfinished(row)]
+    if not selected:
         raise UserError(f'none of the {len(rows)} runs is finished; --unfinished includes them')
-    alike, others = runs.select_classification(taken, options.by)
+    alike, not_classified = runs.select_classification(selected, options.by)
     fitted, skipped = table.select_usable(alike, options)
-    skipped = others + skipped + runs.find_runs(args.folders)[1]
+    skipped = not_classified + skipped + runs.find_runs(args.folders)[1]
     if not fitted:
-        raise UserError(f'none of the {len(taken)} runs can be fitted; {skipped[0]}')
+        raise UserError(f'none of the {len(selected)} runs can be fitted; {skipped[0]}')
     table.require_growth(fitted, options)
     cores = environment.available_cores()
     curves = table.fit_curves(fitted, options, cores)
     summary = summarize(curves, options, cores)
     used = {row['run'] for row in fitted}
     entries = manifest.entries([row for row in rows if row['run'] in used])
-    going_on = [str(row['run']) for row in rows if row['run'] not in {row['run'] for row in taken}]
+    going_on = [
+        str(row['run']) for row in rows if row['run'] not in {row['run'] for row in selected}
+    ]
     stored = {'manifest': entries, 'left_out': skipped, 'versions': manifest.versions()}
     pictures = {'scaling': plots.draw_curves(curves, options)}
     law: list[Block] = []
@@ -377,18 +379,18 @@ def coverage(argv: Sequence[str]) -> int:
     add_json_flag(parser)
     args = parser.parse_args(argv)
     setting = Simulation(args.form, args.points, args.noise, args.curves, args.bootstrap)
-    found = measure(setting, args.seed)
+    shares = measure(setting, args.seed)
     if args.json:
-        print(json.dumps(found))
+        print(json.dumps(shares))
         return 0
-    drawn = (
+    description = (
         f'{args.curves} laws of the form {args.form}, {args.points} points, noise {args.noise:g}'
     )
     if args.form == 'auto':
-        drawn = f'{args.curves} laws of each kind, {args.points} points or more each'
-    print(f'{drawn}: share of true values in the 90 % bands')
-    width = max(map(len, found)) + 2
-    for name, share in found.items():
+        description = f'{args.curves} laws of each kind, {args.points} points or more each'
+    print(f'{description}: share of true values in the 90 % bands')
+    width = max(map(len, shares)) + 2
+    for name, share in shares.items():
         print(f'{name:<{width}}{share:.2f}')
     return 0
 
@@ -427,14 +429,14 @@ def coordinates(argv: Sequence[str]) -> int:
 
 
 def _parse_multiples(text: str) -> list[int]:
-    words = [word.strip() for word in text.split(',')]
-    if not all(word.isdecimal() and int(word) for word in words) or len(set(words)) < 2:
+    numbers = [number.strip() for number in text.split(',')]
+    if not all(number.isdecimal() and int(number) for number in numbers) or len(set(numbers)) < 2:
         raise UserError(f'--multiples {text!r}: give two or more whole numbers, such as 1,2,4,8')
-    return sorted({int(word) for word in words})
+    return sorted({int(number) for number in numbers})
 
 
 def _coordinate_table(changes: Sequence, multiples: Sequence[int]) -> list[list[str]]:
-    """A row for each layer of each parametrization; growth is from the first width to the last."""
+    """Tabulate each layer of each parametrization; growth is from the first width to the last."""
     lines = [['parametrization', 'layer', *(f'{times}x' for times in multiples), 'growth']]
     for name, layer in dict.fromkeys((c.parametrization, c.layer) for c in changes):
         rms = [c.rms for c in changes if (c.parametrization, c.layer) == (name, layer)]

@@ -36,14 +36,14 @@ def parse(argv: Sequence[str]) -> tuple[str, argparse.Namespace]:
         parsers = map(action_parser, ACTIONS)
         overview('sweep', __doc__, 'ACTION [flags]', parsers).parse_args(argv)
         raise UserError(f'sweep: choose one of {", ".join(ACTIONS)} (see sweep --help)')
-    action, *rest = argv
+    action, *flags = argv
     if action not in ACTIONS:
         raise UserError('sweep: ' + nearest('action', action, ACTIONS))
-    return action, action_parser(action, rest).parse_args(rest)
+    return action, action_parser(action, flags).parse_args(flags)
 
 
 def action_parser(action: str, argv: Sequence[str] = ()) -> Parser:
-    """The parser of one action's flags."""
+    """Make the parser of an action's flags."""
     parser = Parser(f'sweep {action}', ACTIONS[action].__doc__)
     if action == 'create':
         parser.add_argument('file', metavar='FILE[:ARG]', help='sweep file, which is executed')
@@ -91,16 +91,16 @@ def create(args: argparse.Namespace) -> int:
     """Create a study from a sweep file and queue its trials."""
     from vit_jax.sweeps import space, study
 
-    made = study.create(space.load(args.file), args.study, args.storage, args.workdir)
-    count = len(made.sweep.queue())
-    print(f'created {made.name}: {count} trials, runs in {made.folder}')
+    created = study.create(space.load(args.file), args.study, args.storage, args.workdir)
+    count = len(created.sweep.queue())
+    print(f'created {created.name}: {count} trials, runs in {created.folder}')
     return 0
 
 
 def work(args: argparse.Namespace) -> int:
     """Run trials until none is left; any number of workers may run, and start again.
 
-    With the flags of several processes, all of them form one worker, with one trial at a time.
+    With the flags of several processes, they form one worker with one trial at a time.
     """
     initialize(args)
     import jax
@@ -110,7 +110,7 @@ def work(args: argparse.Namespace) -> int:
     from vit_jax.trainer import train
 
     with console.drop_lost_output(), processes.fail_together():
-        mesh.usable_devices()  # or every trial would fail
+        mesh.usable_devices()  # without a device every trial would fail
         opened = open_study(args)
         opened.require_allowed()
         study.require_shared_folder(opened)
@@ -162,8 +162,8 @@ def best(args: argparse.Namespace) -> int:
     from vit_jax.sweeps import picture
 
     study = open_study(args)
-    found = picture.settings(study)
-    first, trial = found[0], found[0].trials[0]
+    settings = picture.settings(study)
+    first, trial = settings[0], settings[0].trials[0]
     if first.half is None:
         print(f'trial {trial.number}: {study.sweep.metric} {picture.value(trial)}')
     else:
@@ -171,10 +171,10 @@ def best(args: argparse.Namespace) -> int:
         print(f'trial {trial.number}, its best: {picture.value(trial)}')
     for name, value in trial.params.items():
         print(f'  {name} = {value}')
-    if first.half is None and len(found) > 1:
+    if first.half is None and len(settings) > 1:
         print('one seed for each setting: a repetition may be worse')
-    elif len(found) > 1:
-        print(f'next: {picture.over_seeds(found[1])}')
+    elif len(settings) > 1:
+        print(f'next: {picture.over_seeds(settings[1])}')
     print(f'run folder: {trial.user_attrs["folder"]}')
     print(picture.command(study, trial))
     return 0

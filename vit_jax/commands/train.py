@@ -127,7 +127,7 @@ def profile_steps(text: str) -> tuple[int, int | None]:
     """Parse the number of steps and the first: '5' -> (5, None), '10:15' -> (6, 10).
 
     Raises:
-      UserError: for anything else.
+      UserError: The text is anything else.
     """
     match = re.fullmatch(r'(?:([1-9]\d{0,9}):)?([1-9]\d{0,9})', text)
     first, last = (match[1], int(match[2])) if match else (None, 0)
@@ -138,10 +138,10 @@ def profile_steps(text: str) -> tuple[int, int | None]:
 
 
 def run_folder_name(text: str) -> str:
-    """Return the text if its folder is writable or holds a complete run, before any slow import.
+    """Return the text if its folder is writable or contains a complete run, before slow imports.
 
     Raises:
-      UserError: if it does not name such a folder.
+      UserError: The folder is neither writable nor a complete run.
     """
     folder = paths.path(text)
     if not paths.is_remote(folder) and not (folder / run_folder.RESULT).is_file():
@@ -175,7 +175,7 @@ def initialize(args: argparse.Namespace) -> None:
     """Set up the compilation cache, and join the other processes of the job, if any.
 
     Raises:
-      UserError: for contradictory flags, or if the other processes cannot be reached.
+      UserError: The flags contradict each other, or the other processes cannot be reached.
     """
     check_job(args.coordinator, args.num_processes, args.process_id, args.distributed)
     from vit_jax.runtime import compile_cache, processes
@@ -187,14 +187,14 @@ def initialize(args: argparse.Namespace) -> None:
         processes.join_cluster(args.heartbeat)
 
 
-def check_job(coordinator: str | None, count: int | None, number: int | None, found: bool) -> None:
+def check_job(coordinator: str | None, count: int | None, number: int | None, detect: bool) -> None:
     """Raise UserError for inconsistent `--coordinator`, `--num-processes` and `--process-id`.
 
     Args:
-      coordinator, count, number: the values of these flags.
-      found: whether `--distributed` is given, which finds the missing values.
+      coordinator, count, number: Values of these flags.
+      detect: Whether `--distributed` is given, which detects the missing values.
     """
-    if coordinator is None and not found and (count, number) != (None, None):
+    if coordinator is None and not detect and (count, number) != (None, None):
         raise UserError('--num-processes and --process-id need --coordinator HOST:PORT')
     if coordinator is not None and not re.fullmatch(r'.+:\d+', coordinator):
         raise UserError(f'--coordinator {coordinator!r}: write HOST:PORT')
@@ -205,10 +205,10 @@ def check_job(coordinator: str | None, count: int | None, number: int | None, fo
 
 
 def step_timeout(args: argparse.Namespace) -> float | None:
-    """The seconds of `--step-timeout`, or None for no limit; call it after `initialize`.
+    """Parse `--step-timeout` in seconds, None for no limit; call it after `initialize`.
 
     Raises:
-      UserError: if it is negative or infinite.
+      UserError: It is negative or infinite.
     """
     from vit_jax.runtime import processes
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vit_jax.tasks.base import Task
 
 STDIN = '-'
-# Flags of one method only.
+# {method: the flags that only this method has}
 METHOD_FLAGS = {
     'beam': ('beams', 'alpha', 'n_best'),
     'sample': ('temperature', 'top_k', 'top_p', 'seed'),
@@ -47,21 +47,24 @@ def main(argv: Sequence[str]) -> int:
     sentences = read_sentences(reader, lines)
     warn_of_truncated(sentences)
     translate = Translator(run, reader, search, args.batch_size, args.seed or 0)
-    every = progress(translate(sentences), len(lines), hidden=shows_text(args))
-    texts = (format_line(args, number, lines[number], found) for number, found in enumerate(every))
+    translations = progress(translate(sentences), len(lines), hidden=shows_text(args))
+    texts = (
+        format_line(args, number, lines[number], result)
+        for number, result in enumerate(translations)
+    )
     if args.out is None:
         for text in texts:
             print(text, flush=True)
         return 0
-    whole = ''.join(f'{text}\n' for text in texts)
+    output = ''.join(f'{text}\n' for text in texts)
     with writing(args.out, '--out'):
-        write_text_atomic(args.out, whole)
+        write_text_atomic(args.out, output)
     print(f'{args.out}: {len(lines):,} lines translated')
     return 0
 
 
 def make_parser(argv: Sequence[str]) -> Parser:
-    """The parser of the flags."""
+    """Make the parser of the flags."""
     parser = Parser('translate', __doc__)
     add_run_flags(parser, argv)
     add = parser.add_argument
@@ -94,7 +97,7 @@ def check_flags(parser: Parser, args: argparse.Namespace) -> None:
         parser.error(f"give sentences, --file FILE, or '{STDIN}' for standard input")
     if args.greedy and args.sample:
         parser.error('give one of --greedy and --sample')
-    method = chosen_method(args)
+    method = method_name(args)
     for other, names in METHOD_FLAGS.items():
         for name in names:
             if other != method and getattr(args, name) is not None:
@@ -104,22 +107,22 @@ def check_flags(parser: Parser, args: argparse.Namespace) -> None:
         check_output(args.out, '--out', [args.file])
 
 
-def chosen_method(args: argparse.Namespace) -> str:
-    """The name of the search that the flags select."""
+def method_name(args: argparse.Namespace) -> str:
+    """Name the search that the flags select."""
     return 'greedy' if args.greedy else 'sample' if args.sample else 'beam'
 
 
 def choose_search(task: Task, args: argparse.Namespace) -> Search:
-    """The search of the run's task, as changed by the flags.
+    """Change the search of the run's task by the flags.
 
     Raises:
-      UserError: for more translations than beams, or options that `Search` refuses.
+      UserError: There are more translations than beams, or `Search` refuses an option.
     """
     names = [
         name for names in METHOD_FLAGS.values() for name in names if name not in ('n_best', 'seed')
     ]
-    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    search = dataclasses.replace(task.decoding, method=chosen_method(args), **given)
+    changes = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    search = dataclasses.replace(task.decoding, method=method_name(args), **changes)
     if args.n_best is None or search.method != 'beam':
         return search
     if args.n_best > search.beams:
@@ -131,7 +134,7 @@ def read_lines(path: str) -> list[str]:
     """Read the lines of a UTF-8 file or of standard input; only line feeds end a line.
 
     Raises:
-      UserError: if it cannot be read.
+      UserError: The file cannot be read.
     """
     from vit_jax.storage import paths
 
@@ -189,9 +192,11 @@ def progress(
     yield from track(translations, 'lines', total, console=console, disable=disabled)
 
 
-def format_line(args: argparse.Namespace, number: int, line: str, found: list[Translation]) -> str:
+def format_line(
+    args: argparse.Namespace, number: int, line: str, results: list[Translation]
+) -> str:
     """Format a line of output: [number] [score] text, separated by tabs; or a JSON object."""
-    chosen = found[: args.n_best or 1]
+    chosen = results[: args.n_best or 1]
     if args.json:
         translations = [{'text': t.text, 'score': t.score, 'tokens': t.tokens} for t in chosen]
         record = {'line': number + 1, 'source': line, 'translations': translations}

@@ -14,7 +14,7 @@ def main(argv: Sequence[str]) -> int:
     """Write a SentencePiece model, and print the lengths of sentences in pieces.
 
     Raises:
-      UserError: if the output exists.
+      UserError: The output exists.
     """
     parser = Parser('vocab', __doc__)
     parser.add_argument(
@@ -74,14 +74,14 @@ def sentences(source: Any, fields: Sequence[str], lower: bool) -> Iterator[str]:
     """Yield the named texts of every record.
 
     Raises:
-      UserError: if a record lacks one.
+      UserError: A record lacks one of the texts.
     """
     for index in range(len(source)):
         record = source[index]
         for name in fields:
             if not isinstance(text := record.get(name), str):
                 raise UserError(
-                    f'{source.title}: the record has no text {name!r}, only {", ".join(record)}: '
-                    'name its texts by --field'
+                    f'{source.title}: the record does not have the text {name!r}, only '
+                    f'{", ".join(record)}: name its texts by --field'
                 )
             yield text.lower() if lower else text
