@@ -26,9 +26,9 @@ def test_one_picture(smoke_run, photo, tmp_path, capsys):
     out = tmp_path / 'new' / 'out.png'
     argv = ['attention', '--workdir', smoke_run, photo, '--out', out, '--query', '3,0']
     assert cli.main([str(word) for word in argv]) == 0
-    told = capsys.readouterr().out.removeprefix(f'{out}: ')
-    assert numbers(told) == [1, 4, 4, 4, 60, 40, 8, 8, 0, 40, 10, 50]
-    assert says(told, 'layers', 'heads', 'patches', 'gray', 'cropped')
+    line = capsys.readouterr().out.removeprefix(f'{out}: ')
+    assert numbers(line) == [1, 4, 4, 4, 60, 40, 8, 8, 0, 40, 10, 50]
+    assert says(line, 'layers', 'heads', 'patches', 'gray', 'cropped')
     with Image.open(out) as picture:
         assert min(picture.size) > 500
 
@@ -47,17 +47,17 @@ def test_weights_belong_to_the_prediction(smoke_run):
 
 @pytest.mark.slow
 def test_mistakes_are_one_line(smoke_run, photo, tmp_path, capsys, monkeypatch):
-    out, found = str(tmp_path / 'out.png'), {}
+    out, predictions = str(tmp_path / 'out.png'), {}
 
     def look_once(run, batch):  # at images of this size
         shape = batch['image'].shape
-        if shape not in found:
-            found[shape] = predict_with_attention(run, batch)
-        return found[shape]
+        if shape not in predictions:
+            predictions[shape] = predict_with_attention(run, batch)
+        return predictions[shape]
 
     monkeypatch.setattr('vit_jax.inference.predict.predict_with_attention', look_once)
     (tmp_path / 'file').write_text('')
-    for words, message in [
+    for flags, message in [
         (['--out', out, '--query', 'dog'], 'ROW,COL'),
         (['--out', out, '--query', '4,0'], 'outside of the grid of 4 rows and 4 columns'),
         (['--out', out, '--query', '4'], 'outside of the grid of 4 rows and 4 columns'),
@@ -71,7 +71,7 @@ def test_mistakes_are_one_line(smoke_run, photo, tmp_path, capsys, monkeypatch):
         (['--out', str(tmp_path / 'out.bmp')], 'must end in .png'),
         (['--out', str(tmp_path / 'file' / 'out.png')], 'cannot be written'),
     ]:
-        assert cli.main(['attention', '--workdir', str(smoke_run), str(photo), *words]) == 2
+        assert cli.main(['attention', '--workdir', str(smoke_run), str(photo), *flags]) == 2
         captured = capsys.readouterr()
         assert captured.out == ''
         assert captured.err.startswith('error: ')

@@ -29,7 +29,7 @@ LOOKED = {}
 
 
 def maps_of(run, source, target):
-    """The attention maps between two sentences, for which a program is compiled once."""
+    """Compute the attention maps between two sentences, with a program compiled once."""
     key = (run.model, tuple(source), tuple(target))
     if key not in LOOKED:
         LOOKED[key] = predict_with_attention(
@@ -39,7 +39,7 @@ def maps_of(run, source, target):
 
 
 def weights_of(run, source, target, pattern=''):
-    """The weights [L H Q K] of a stack of these maps."""
+    """Select the weights [L H Q K] of a stack of these maps."""
     return stack_weights(choose_stack(maps_of(run, source, target), pattern))
 
 
@@ -68,14 +68,14 @@ def ids_of(run, *sentences):
 def test_one_picture(run, translating_run, tmp_path, capsys):
     out = tmp_path / 'map.png'
     argv = ['attention', '--workdir', str(translating_run), '--out', str(out), SENTENCE]
-    for words in ([], ['Zwei Hunde.', '--self', '--head', '1', '--layer', '0']):
-        assert cli.main([*argv, *words]) == 0
-        said = capsys.readouterr().out
-        assert said.startswith(f'{out}: 1 layers x 2 heads, ')
+    for flags in ([], ['Zwei Hunde.', '--self', '--head', '1', '--layer', '0']):
+        assert cli.main([*argv, *flags]) == 0
+        output = capsys.readouterr().out
+        assert output.startswith(f'{out}: 1 layers x 2 heads, ')
         with Image.open(out) as picture:
             assert min(picture.size) > 300
     (source,) = ids_of(run, SENTENCE)
-    assert said == f'{out}: 1 layers x 2 heads, {len(source)} x {len(source)} tokens\n'
+    assert output == f'{out}: 1 layers x 2 heads, {len(source)} x {len(source)} tokens\n'
 
 
 @pytest.mark.slow
@@ -89,7 +89,7 @@ def test_digits(reversing_run, tmp_path, capsys):
 
 
 def test_weights_do_not_look_at_what_follows(run):
-    """The row of a token is that before the token is read, and rows before it do not change."""
+    """The row of a token is from before the token is read, and rows before it do not change."""
     source, target = ids_of(run, SENTENCE, 'Zwei Hunde spielen.')
     weights = weights_of(run, source, target)
     assert weights.shape == (2, 2, len(target), len(source))
@@ -100,7 +100,7 @@ def test_weights_do_not_look_at_what_follows(run):
     assert np.abs(changed[:, :, -1] - weights[:, :, -1]).max() > 1e-4
 
 
-def test_self_attention_is_that_of_the_source(run):
+def test_self_attention_is_of_the_source(run):
     source, target = ids_of(run, SENTENCE, 'Zwei Hunde.')
     weights = weights_of(run, source, target, 'encoder')
     assert weights.shape == (2, 2, len(source), len(source))
@@ -113,14 +113,14 @@ def test_the_decoder_looks_at_the_tokens_before(run, translating_run, tmp_path, 
     weights = weights_of(run, source, target, 'decoder/block_[01]$')
     assert weights.shape == (2, 2, len(target), len(target))
     assert not np.triu(weights, 1).any()
-    (own,) = choose_stack(maps_of(run, source, target), 'decoder/block_1$')
-    (who, rows), (whom, columns) = sentence_axes(own, source, target)
+    (self_attention,) = choose_stack(maps_of(run, source, target), 'decoder/block_1$')
+    (who, rows), (whom, columns) = sentence_axes(self_attention, source, target)
     assert (who, whom) == ('target', 'target before')
     np.testing.assert_array_equal(rows, target)
     np.testing.assert_array_equal(columns[1:], target[:-1])
     out = str(tmp_path / 'map.png')
-    words = ['--workdir', str(translating_run), '--map', 'decoder/block_.$', '--out', out]
-    assert cli.main(['attention', *words, SENTENCE, 'Zwei Hunde.']) == 0
+    argv = ['--workdir', str(translating_run), '--map', 'decoder/block_.$', '--out', out]
+    assert cli.main(['attention', *argv, SENTENCE, 'Zwei Hunde.']) == 0
     assert f'{len(target)} x {len(target)} tokens' in capsys.readouterr().out
 
 

@@ -24,7 +24,7 @@ FIELDS = {
 
 @pytest.fixture(scope='module')
 def checkpoint(tmp_path_factory):
-    """A Swin for images of 12 pixels, as transformers keeps it."""
+    """A Swin for images of 12 pixels in the form of transformers."""
     model, rng = Model(**FIELDS), np.random.default_rng(0)
     images = jax.ShapeDtypeStruct((1, 12, 12, 3), np.float32)
     shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
@@ -43,22 +43,22 @@ def photo(tmp_path):
 
 
 @pytest.fixture(scope='module')
-def looked():
-    """What the one model makes of the one photo."""
+def predictions():
+    """Predictions of the model for the photo, computed once."""
     return []
 
 
 @pytest.fixture
-def look_once(looked, monkeypatch):
+def look_once(predictions, monkeypatch):
     def once(run, batch):
-        looked[:] = looked or [predict_with_attention(run, batch)]
-        return looked[0]
+        predictions[:] = predictions or [predict_with_attention(run, batch)]
+        return predictions[0]
 
     monkeypatch.setattr('vit_jax.inference.predict.predict_with_attention', once)
 
 
-def run(*words):
-    return cli.main([str(word) for word in ('attention', *words)])
+def run(*argv):
+    return cli.main([str(word) for word in ('attention', *argv)])
 
 
 @pytest.mark.slow
@@ -72,8 +72,8 @@ def run(*words):
 )
 def test_windows_are_laid_back(checkpoint, photo, capsys, stage, query, drawn):
     out = photo.with_name('out.png')
-    words = ('--map', stage, '--query', query, '--out', out)
-    assert run('--checkpoint', checkpoint, photo, *words) == 0
+    flags = ('--map', stage, '--query', query, '--out', out)
+    assert run('--checkpoint', checkpoint, photo, *flags) == 0
     assert says(capsys.readouterr().out, out, f'{drawn} patches', '60 x 40', '12 x 12 RGB')
     with Image.open(out) as picture:
         assert min(picture.size) > 500
@@ -82,11 +82,11 @@ def test_windows_are_laid_back(checkpoint, photo, capsys, stage, query, drawn):
 @pytest.mark.slow
 def test_biases_are_drawn_without_an_input(checkpoint, tmp_path, capsys):
     out = tmp_path / 'bias.png'
-    for words, line in [
+    for flags, line in [
         (('--parameters', ''), 'stage_0/block_0/attention/position_bias and 2 more'),
         (('--parameters', 'stage_1', '--head', 3), 'stage_1/block_0/attention/position_bias'),
     ]:
-        assert run('--checkpoint', checkpoint, '--out', out, *words) == 0
+        assert run('--checkpoint', checkpoint, '--out', out, *flags) == 0
         assert capsys.readouterr().out == f'{out}: {line}\n'
         assert out.exists()
         out.unlink()
@@ -96,7 +96,7 @@ def test_biases_are_drawn_without_an_input(checkpoint, tmp_path, capsys):
 def test_mistakes_are_one_line(checkpoint, smoke_run, photo, tmp_path, capsys):
     out = tmp_path / 'out.png'
     swin, vit = ('--checkpoint', checkpoint), ('--workdir', smoke_run)
-    for words, message in [
+    for flags, message in [
         ((*swin, '--parameters', '', photo), '--parameters'),
         ((*swin, '--parameters', '', '--query', '1,1'), 'need an input: leave out --parameters'),
         ((*swin, '--parameters', 'neck'), "unknown parameter 'neck'"),
@@ -105,7 +105,7 @@ def test_mistakes_are_one_line(checkpoint, smoke_run, photo, tmp_path, capsys):
         ((*vit, '--parameters', 'head'), "unknown parameter 'head'"),
         (swin, 'required: input'),
     ]:
-        assert run(*words, '--out', out) == 2
+        assert run(*flags, '--out', out) == 2
         captured = capsys.readouterr()
         assert captured.out == '' and captured.err.count('\n') == 1
         assert captured.err.startswith('error: ') and message in captured.err

@@ -84,23 +84,25 @@ def test_train_only(linear, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_adapters_are_timed(digits, capsys, monkeypatch):
-    made, make = [], benchmark.make_train_step
+    calls, make = [], benchmark.make_train_step
 
     def spy(model, task, optimizer, *args):
-        made.append((model, optimizer.freeze))
+        calls.append((model, optimizer.freeze))
         return make(model, task, optimizer, *args)
 
     monkeypatch.setattr(benchmark, 'make_train_step', spy)
-    words = [f'--config.{text}' for text in ('init.from=x.npz', 'lora.rank=2', 'step.ema_decay=0')]
-    assert cli.main(['benchmark', '--config', digits, '--steps', '1', *words]) == 0
+    overrides = [
+        f'--config.{text}' for text in ('init.from=x.npz', 'lora.rank=2', 'step.ema_decay=0')
+    ]
+    assert cli.main(['benchmark', '--config', digits, '--steps', '1', *overrides]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]] == [
         'forward',
         'train',
     ]
-    (model, (held,)) = made[0]
+    (model, (pattern,)) = calls[0]
     assert isinstance(model, lora.Adapted)
-    assert re.search(held, 'encoder/block_0/mlp/fc1/kernel')
-    assert not re.search(held, 'encoder/block_0/attention/qkv/lora/query/a')
+    assert re.search(pattern, 'encoder/block_0/mlp/fc1/kernel')
+    assert not re.search(pattern, 'encoder/block_0/attention/qkv/lora/query/a')
 
 
 def test_the_data_give_the_sizes_unless_flags_do(digits):
@@ -117,7 +119,7 @@ def test_the_data_give_the_sizes_unless_flags_do(digits):
 
 def test_mistakes_are_one_line(digits, capsys, tmp_path):
     text = digits.replace('vit/digits.py', 'translate/synthetic.py')
-    for words, message in [
+    for argv, message in [
         ([], 'benchmark needs a config'),
         (['--config', text, '--config.batch_size=100'], '8 rows of 13 are 104'),
         (['--config', text, '--config.data.source=text:/no'], 'cannot read /no: No such file'),
@@ -126,7 +128,7 @@ def test_mistakes_are_one_line(digits, capsys, tmp_path):
         (['--config', digits, '--config.data.source=folder:/nowhere'], 'or give --image-size'),
         (['--config', digits, '--image-size', '7'], 'patch_size'),
     ]:
-        assert cli.main(['benchmark', *words]) == 2
+        assert cli.main(['benchmark', *argv]) == 2
         captured = capsys.readouterr()
         assert captured.out == ''
         assert captured.err.startswith('error: ')

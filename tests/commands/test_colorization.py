@@ -28,13 +28,13 @@ def folder(tmp_path_factory):
 def run(folder, repo):
     """A colorizer after two steps, whose rare colors weigh more."""
     prior, workdir = folder / 'colors.json', folder / 'run'
-    words = ['colors', 'scenes:4', '--split', 'train', '--out', str(prior)]
-    assert cli.main(words) == 0
+    argv = ['colors', 'scenes:4', '--split', 'train', '--out', str(prior)]
+    assert cli.main(argv) == 0
     config = ['--config', str(repo / CONFIG), f'--config.task.prior={prior}']
     with pytest.MonkeyPatch.context() as patch:
         use_one_device(patch)
-        words = ['train', *config, '--workdir', str(workdir), '--stop-at', '2']
-        assert cli.main(words) == EXIT_PREEMPTED
+        argv = ['train', *config, '--workdir', str(workdir), '--stop-at', '2']
+        assert cli.main(argv) == EXIT_PREEMPTED
     return workdir
 
 
@@ -63,15 +63,15 @@ def test_files_of_every_mode_keep_size_and_luminance(run, files, folder, capsys)
     argv = ['predict', '--workdir', run, '--out', out, '--json', *files.values()]
     assert cli.main([str(word) for word in argv]) == 0
     rows = {r['image']: r['predictions'][0] for r in json.loads(capsys.readouterr().out)['images']}
-    made = {mode: np.asarray(Image.open(out / f'{p.stem}.png')) for mode, p in files.items()}
+    images = {mode: np.asarray(Image.open(out / f'{p.stem}.png')) for mode, p in files.items()}
     for mode in ('L', 'RGB', 'LA', 'I;16', 'P'):
-        assert made[mode].shape == (24, 40, 3)
-        gray = np.asarray(colors.to_bytes(colors.to_gray(made[mode] / 255)))[..., 0]
+        assert images[mode].shape == (24, 40, 3)
+        gray = np.asarray(colors.to_bytes(colors.to_gray(images[mode] / 255)))[..., 0]
         assert np.abs(gray.astype(int) - BYTES).max() <= 1
         assert rows[str(files[mode])].keys() == {'colorfulness'}
-        np.testing.assert_array_equal(made[mode], made['L'])
-    assert made['1'].shape == (24, 40, 3)
-    assert made['color'].shape == made['CMYK'].shape == (20, 30, 3)
+        np.testing.assert_array_equal(images[mode], images['L'])
+    assert images['1'].shape == (24, 40, 3)
+    assert images['color'].shape == images['CMYK'].shape == (20, 30, 3)
     assert 'psnr' in rows[str(files['color'])]
 
 
@@ -90,7 +90,7 @@ def test_no_file_is_written_over(run, files, folder, capsys):
 
 
 def test_who_decided_the_color_of_a_patch(run, files, folder, capsys, monkeypatch):
-    """The maps lie on the gray image that the model saw."""
+    """The maps are drawn on the gray image that the model saw."""
     drawn, draw = [], attention.draw_layers
     monkeypatch.setattr(
         attention, 'draw_layers', lambda *a, **k: drawn.append(a[0]) or draw(*a, **k)
@@ -103,10 +103,10 @@ def test_who_decided_the_color_of_a_patch(run, files, folder, capsys, monkeypatc
 
 
 def test_mistakes(folder, capsys):
-    for words, message in (
+    for argv, message in (
         (['digits', '--out', str(folder / 'c.json')], 'has 1 channels, not the 3 of RGB'),
         (['scenes:4', '--out', str(folder)], 'it is a folder'),
         (['scenes:4', '--images', '0', '--out', str(folder / 'c.json')], 'must be at least 1'),
     ):
-        assert cli.main(['colors', *words]) == 2
+        assert cli.main(['colors', *argv]) == 2
         assert message in capsys.readouterr().err

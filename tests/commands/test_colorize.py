@@ -32,7 +32,7 @@ def upsampler(levels, factor):
 
 
 def untrained(sections, side, folder):
-    """As if a run of this config were read, for images of `side` x `side` pixels."""
+    """Make an untrained run of a config, for images of `side` x `side` pixels."""
     data = {'source': '', 'split': '', 'transforms': f'resize({side})'}
     config = ConfigDict({**sections, 'batch_size': 1, 'data': data, 'evals': {}})
     config.model.update(TINY)
@@ -57,14 +57,14 @@ def runs():
 
 @pytest.fixture(scope='module')
 def predictor():
-    """What predicts with a run, compiled once for a task and a seed."""
-    make, made = chain_lib.predictor, {}
+    """Predictor of a run, compiled once for a task and a seed."""
+    make, compiled = chain_lib.predictor, {}
 
     def once(run, seed):
         key = (run.path, run.task, seed)
-        if key not in made:
-            made[key] = make(run, seed)
-        return made[key]
+        if key not in compiled:
+            compiled[key] = make(run, seed)
+        return compiled[key]
 
     return once
 
@@ -97,7 +97,9 @@ def test_samples_go_through_the_chain(colorize, tmp_path):
     assert [row['sample'] for row in chained['samples']] == [0, 1]
     (seed_0,) = json.loads(colorize('--json', '--samples', '2', '--seed', '0'))
     (seed_1,) = json.loads(colorize('--json', '--seed', '1'))
-    likely = [[row['bits_per_dim'] for row in one['samples']] for one in (chained, seed_0, seed_1)]
+    likely = [
+        [row['bits_per_dim'] for row in image['samples']] for image in (chained, seed_0, seed_1)
+    ]
     assert likely[0] == likely[1] and len(likely[2]) == 3
     assert not {*likely[1]} & {*likely[2]}
 
@@ -109,9 +111,9 @@ def test_a_folder_gets_an_image_of_full_size_a_sample(colorize, tmp_path):
     assert sorted(path.name for path in out.iterdir()) == ['photo_0.png', 'photo_1.png']
     photo = np.asarray(Image.open(tmp_path / 'photo.png')) / np.float32(255)
     for path in out.iterdir():
-        made = np.asarray(Image.open(path)) / np.float32(255)
-        assert made.shape == photo.shape and np.abs(made - photo).max() > 0.05
-        luminances = colors.to_gray(made), colors.to_gray(photo)
+        images = np.asarray(Image.open(path)) / np.float32(255)
+        assert images.shape == photo.shape and np.abs(images - photo).max() > 0.05
+        luminances = colors.to_gray(images), colors.to_gray(photo)
         np.testing.assert_allclose(*luminances, atol=1.5 / 255)
     colorize('--samples', '2', '--as-seen', '--out', str(tmp_path / 'seen'))
     assert Image.open(tmp_path / 'seen' / 'photo_0.png').size == (4, 4)
@@ -119,10 +121,10 @@ def test_a_folder_gets_an_image_of_full_size_a_sample(colorize, tmp_path):
 
 def test_no_file_given_is_written_over(colorize, tmp_path, capsys):
     Image.new('L', (4, 4)).save(tmp_path / 'photo_1.png')
-    words = ['--samples', '2', '--out', str(tmp_path), str(tmp_path / 'photo_1.png')]
+    flags = ['--samples', '2', '--out', str(tmp_path), str(tmp_path / 'photo_1.png')]
     files = ('photo.png', 'photo_1.png')
     before = [(tmp_path / name).read_bytes() for name in files]
-    argv = ['colorize', '--workdir', 'core', *words, str(tmp_path / 'photo.png')]
+    argv = ['colorize', '--workdir', 'core', *flags, str(tmp_path / 'photo.png')]
     assert cli.main(argv) == 2
     assert 'photo_1.png would overwrite an input file' in capsys.readouterr().err
     assert [(tmp_path / name).read_bytes() for name in files] == before
@@ -135,13 +137,13 @@ def test_a_run_of_another_task_is_refused(runs, monkeypatch, capsys, tmp_path, t
     config.task = {'name': task}
     other = dataclasses.replace(runs['core'], config=config)
     monkeypatch.setattr(load, 'open_run', lambda *args, **kwargs: other)
-    words = ['--samples', '2', '--out', str(tmp_path / 'colors'), str(tmp_path / 'a.png')]
-    assert cli.main(['colorize', '--workdir', 'core', *words]) == 2
+    flags = ['--samples', '2', '--out', str(tmp_path / 'colors'), str(tmp_path / 'a.png')]
+    assert cli.main(['colorize', '--workdir', 'core', *flags]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert f"is a run of the task '{task}', not of 'coltran': use predict" in line
 
 
-def test_a_run_goes_on_only_with_what_the_one_before_makes(runs):
+def test_a_chain_must_fit_together(runs):
     check_chain(runs['core'], [runs['color'], runs['spatial']])
     with pytest.raises(UserError, match="--workdir 'color' is a run of the task 'coltran_ups"):
         check_chain(runs['color'], [])

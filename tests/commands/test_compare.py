@@ -35,9 +35,9 @@ def folders(tmp_path: pathlib.Path) -> list[str]:
     ]
 
 
-def test_a_row_says_what_a_run_cost_and_what_came_out(folders, capsys) -> None:
-    words = ['compare', *folders, '--metric', 'test/loss', '--reach', '3.2', '--json']
-    assert main(words) == 0
+def test_a_row_has_the_cost_and_results_of_a_run(folders, capsys) -> None:
+    argv = ['compare', *folders, '--metric', 'test/loss', '--reach', '3.2', '--json']
+    assert main(argv) == 0
     slow, fast = json.loads(capsys.readouterr().out)
     assert slow['run'] == 'slow' and slow['steps'] == 30 and slow['parameters'] is None
     # 10 steps of 1.2 s, 10 of 2.4 s and 10 of 3.6 s.
@@ -63,12 +63,12 @@ def test_a_value_that_is_not_reached_is_a_dash(folders, capsys) -> None:
 
 
 def test_a_run_that_begins_past_the_value_reached_it_there(folders, capsys) -> None:
-    words = ['compare', *folders, '--metric', 'test/loss', '--reach', '4.5', '--json']
-    assert main(words) == 0
+    argv = ['compare', *folders, '--metric', 'test/loss', '--reach', '4.5', '--json']
+    assert main(argv) == 0
     assert [row['steps to 4.5'] for row in json.loads(capsys.readouterr().out)] == [10, 10]
 
 
-def test_what_no_name_tells_grows_or_falls_as_in_the_runs(folders) -> None:
+def test_the_direction_of_unknown_metrics_follows_the_runs(folders) -> None:
     histories = comparison.read(folders)
     for history, values in zip(histories, ([1, 5], [4, 3]), strict=True):
         history.series['purity'] = np.array([1, 2]), np.array(values, float)
@@ -103,7 +103,7 @@ def test_the_picture_has_histories_over_time_and_bars(folders, tmp_path, capsys)
     assert out.read_bytes().startswith(b'\x89PNG')
 
 
-def test_bars_of_different_units_have_axes_of_their_own(folders) -> None:
+def test_bars_of_different_units_have_separate_axes(folders) -> None:
     histories = comparison.read(folders)
     for history in histories:
         history.series['bleu/chrf'] = np.array([30]), np.array([55.0])
@@ -114,26 +114,26 @@ def test_bars_of_different_units_have_axes_of_their_own(folders) -> None:
     assert [len(axes.patches) for axes in figure.axes] == [4, 2, 0]
 
 
-def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path) -> None:
+def test_runs_of_equal_names_are_named_by_their_folders(tmp_path) -> None:
     folders = [write(tmp_path / name / 'run', 1.0, [1.0]) for name in 'ab']
     assert [history.name for history in comparison.read(folders)] == folders
 
 
-def test_runs_whose_names_are_numbers_have_that_of_the_folder_above(tmp_path) -> None:
+def test_numbered_runs_are_named_with_the_folder_above(tmp_path) -> None:
     folders = [write(tmp_path / 'width' / name, 1.0, [1.0]) for name in ('16', '64')]
     assert [history.name for history in comparison.read(folders)] == ['width/16', 'width/64']
 
 
 @pytest.mark.parametrize(
-    ('words', 'message'),
+    ('flags', 'message'),
     [
         (['--metric', 'test/los'], "unknown metric 'test/los'; did you mean 'test/loss'"),
         (['--metric', 'bleu/x*'], "unknown metric 'bleu/x*'"),
         (['--out', 'a.gif'], "--out 'a.gif': the name must end in .png"),
     ],
 )
-def test_mistakes_are_one_line(folders, words, message, capsys) -> None:
-    assert main(['compare', *folders, *words]) == 2
+def test_mistakes_are_one_line(folders, flags, message, capsys) -> None:
+    assert main(['compare', *folders, *flags]) == 2
     assert capsys.readouterr().err.startswith(f'error: {message}')
 
 

@@ -22,9 +22,9 @@ def colors(tmp_path):
     return f'folder:{tmp_path / "colors"}'
 
 
-def refused(capsys, *words):
-    """The one line of a command that was refused."""
-    assert main([str(word) for word in words]) == 2
+def refuse(capsys, *argv):
+    """Run a command that is refused, and return its one line."""
+    assert main([str(word) for word in argv]) == 2
     error = capsys.readouterr().err
     assert error.count('\n') == 1
     return error
@@ -32,15 +32,15 @@ def refused(capsys, *words):
 
 @pytest.mark.parametrize('evaluator', [(), ('--evaluator', 'knn(k=3)', '--fit', 'train')])
 def test_other_channels(smoke_run, colors, capsys, evaluator):
-    words = ['--source', colors, '--split', 'train', '--batch-size', 4, *evaluator]
-    error = refused(capsys, 'evaluate', '--workdir', smoke_run, *words)
+    argv = ['--source', colors, '--split', 'train', '--batch-size', 4, *evaluator]
+    error = refuse(capsys, 'evaluate', '--workdir', smoke_run, *argv)
     assert 'patch_embed/kernel of shape (2, 2, 1, 32) would have to be (2, 2, 3, 32)' in error
     assert 'images of 8 x 8 (3 channels), trained on 8 x 8 (1 channel)' in error
 
 
 def test_another_kind_of_data(smoke_run, capsys):
-    words = ['--source', 'synthetic:reverse', '--split', 'train']
-    error = refused(capsys, 'evaluate', '--workdir', smoke_run, *words)
+    argv = ['--source', 'synthetic:reverse', '--split', 'train']
+    error = refuse(capsys, 'evaluate', '--workdir', smoke_run, *argv)
     assert "its examples have source, target, the model takes 'image'" in error
 
 
@@ -78,12 +78,12 @@ def test_a_task_that_model_or_data_do_not_serve(
     repo, tmp_path, capsys, one_device, experiment, flags, message
 ):
     config = f'{repo}/experiments/{experiment}.py:smoke'
-    given = [f'--config.{flag}' for flag in flags.split(' ')]
-    words = ['--config', config, '--workdir', tmp_path / 'run', *given]
-    assert message in refused(capsys, 'train', *words)
+    overrides = [f'--config.{flag}' for flag in flags.split(' ')]
+    argv = ['--config', config, '--workdir', tmp_path / 'run', *overrides]
+    assert message in refuse(capsys, 'train', *argv)
     assert not (tmp_path / 'run').exists()
 
 
 def test_images_too_large_for_any_memory(smoke_run, capsys):
-    words = ['--workdir', smoke_run, '--image-size', '1000000', 'a.png']
-    assert 'the limit is 67,108,864 pixels' in refused(capsys, 'predict', *words)
+    argv = ['--workdir', smoke_run, '--image-size', '1000000', 'a.png']
+    assert 'the limit is 67,108,864 pixels' in refuse(capsys, 'predict', *argv)

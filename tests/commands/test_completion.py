@@ -1,4 +1,4 @@
-"""The script for the shell completes commands, actions and flags; `--version` tells the version."""
+"""Completion of commands, actions and flags in shells, and `--version`."""
 
 import contextlib
 import os
@@ -83,7 +83,7 @@ zstyle ':completion:all:*' completer _all_matches _complete
 zstyle ':completion:all:*' insert yes
 zle -C all complete-word _generic
 bindkey '^I' all
-note() {{ print -r -- "$BUFFER" >> {found}; BUFFER= }}
+note() {{ print -r -- "$BUFFER" >> {completions}; BUFFER= }}
 zle -N note
 bindkey '^T' note
 """
@@ -100,36 +100,36 @@ IN_ZSH = {
 @pytest.mark.skipif(shutil.which('zsh') is None, reason='zsh is not installed')
 def test_zsh_completes(folder, tmp_path, capsys):
     assert cli.main(['--completion', 'zsh']) == 0
-    script, found = tmp_path / 'complete.zsh', tmp_path / 'found'
+    script, completions = tmp_path / 'complete.zsh', tmp_path / 'found'
     script.write_text(capsys.readouterr().out)
-    (tmp_path / '.zshrc').write_text(ZSHRC.format(script=script, found=found))
+    (tmp_path / '.zshrc').write_text(ZSHRC.format(script=script, completions=completions))
     (tmp_path / 'photo.png').touch()
-    ours, theirs = pty.openpty()
+    leader, follower = pty.openpty()
     env = {**os.environ, 'ZDOTDIR': str(tmp_path), 'HOME': str(tmp_path), 'TERM': 'dumb'}
     env['PATH'] = f'{folder}:{env["PATH"]}'
-    words = ['zsh', '-d', '-i']
+    argv = ['zsh', '-d', '-i']
     with (
         subprocess.Popen(
-            words, stdin=theirs, stdout=theirs, stderr=theirs, cwd=tmp_path, env=env,
+            argv, stdin=follower, stdout=follower, stderr=follower, cwd=tmp_path, env=env,
             start_new_session=True,
         ) as zsh,
-        os.fdopen(ours, 'r+b', buffering=0) as terminal,
+        os.fdopen(leader, 'r+b', buffering=0) as terminal,
     ):  # fmt: skip
-        os.close(theirs)
-        said = b''
-        while b'ready> ' not in said:
-            said += terminal.read(1000)
+        os.close(follower)
+        output = b''
+        while b'ready> ' not in output:
+            output += terminal.read(1000)
         terminal.write(''.join(f'{line}\t\x14' for line in IN_ZSH).encode() + b'exit\n')
         with contextlib.suppress(OSError):  # the terminal is gone
             while terminal.read(1000):
                 pass
         zsh.wait(60)
-    completed = [sorted(line.split()) for line in found.read_text().splitlines()]
-    expected = [f'{line.rpartition(" ")[0]} {words}' for line, words in IN_ZSH.items()]
+    completed = [sorted(line.split()) for line in completions.read_text().splitlines()]
+    expected = [f'{line.rpartition(" ")[0]} {ends}' for line, ends in IN_ZSH.items()]
     assert completed == [sorted(line.split()) for line in expected]
 
 
-def test_shells_that_are_not_known_are_told(capsys):
+def test_unknown_shells_are_one_line(capsys):
     assert cli.main(['--completion', 'fish']) == 2
     assert 'valid: bash, zsh' in capsys.readouterr().err
 

@@ -23,7 +23,7 @@ BIT = dict(num_classes=5, layers=(1, 1))
 
 
 class Killed(BaseException):
-    """The end of the process."""
+    """Simulated end of the process."""
 
 
 def random_params(model):
@@ -42,8 +42,8 @@ def folder(tmp_path_factory):
     return path
 
 
-def convert(*words):
-    return cli.main(['convert', *map(str, words)])
+def convert(*argv):
+    return cli.main(['convert', *map(str, argv)])
 
 
 @pytest.mark.parametrize('family', ['', 'timm_vit:'])
@@ -56,9 +56,9 @@ def test_files_of_a_run_on_small_images_are_prepared_as_by_the_run(repo, tmp_pat
     for i, image in enumerate((pixels, pixels[:8, :8], pixels[:16])):
         Image.fromarray(image).save(tmp_path / f'{i}.png')
     names = [tmp_path / f'{i}.png' for i in range(3)]
-    here, there = (vit_jax.predict(path, names) for path in (run, tmp_path / 'there'))
+    original, converted = (vit_jax.predict(path, names) for path in (run, tmp_path / 'there'))
     for i, tolerance in enumerate((1e-6, 1e-6, 1e-3)):  # the last is cropped a pixel apart
-        np.testing.assert_allclose(there[i]['probs'], here[i]['probs'], atol=tolerance)
+        np.testing.assert_allclose(converted[i]['probs'], original[i]['probs'], atol=tolerance)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -104,7 +104,7 @@ def test_a_run_becomes_a_file_and_back(smoke_run, tmp_path, capsys):
 def test_mistakes_are_one_line(folder, tmp_path, capsys):
     (tmp_path / 'taken.npz').write_text('mine')
     (tmp_path / 'config.json').write_text('{}')
-    for words, message in [
+    for argv, message in [
         ([folder / 'no.npz', tmp_path / 'out.npz'], 'no.npz'),
         ([folder / 'vit.npz', tmp_path / 'taken.npz'], 'taken.npz already exists'),
         ([folder / 'vit.npz', tmp_path], 'config.json already exists'),
@@ -114,7 +114,7 @@ def test_mistakes_are_one_line(folder, tmp_path, capsys):
         ([folder / 'vit.npz', tmp_path / 'taken.npz' / 'a.npz'], 'taken.npz is not a folder'),
         ([folder / 'vit.npz', tmp_path / 'taken.npz' / 'a'], 'taken.npz is not a folder'),
     ]:
-        assert convert(*words) == 2
+        assert convert(*argv) == 2
         captured = capsys.readouterr()
         assert captured.out == ''
         assert captured.err.startswith('error: ')
@@ -144,7 +144,7 @@ def test_a_run_knows_its_classes(smoke_run):
 
 
 @pytest.mark.parametrize(
-    ('name', 'value', 'words'),
+    ('name', 'value', 'text'),
     [
         ('head/bias', np.full(5, np.nan), 'head/bias has NaN'),
         ('head/bias', np.full(5, 1e300), 'head/bias has NaN'),
@@ -152,12 +152,12 @@ def test_a_run_knows_its_classes(smoke_run):
         ('Transformer/encoderblock_1000000000000/LayerNorm_0/bias', np.ones(16), 'block 10000'),
     ],
 )
-def test_odd_arrays_are_one_line(folder, tmp_path, capsys, name, value, words):
+def test_odd_arrays_are_one_line(folder, tmp_path, capsys, name, value, text):
     flat, _ = files.read_arrays(folder / 'vit.npz')
     files.write_npz(tmp_path / 'odd.npz', flat | {name: value})
     assert convert(tmp_path / 'odd.npz', tmp_path / 'out.npz') == 2
     message = capsys.readouterr().err
-    assert message.count('\n') == 1 and words in message and not (tmp_path / 'out.npz').exists()
+    assert message.count('\n') == 1 and text in message and not (tmp_path / 'out.npz').exists()
 
 
 @pytest.mark.parametrize('odd', [{'id2label': {'x': 1}}, {'num_attention_heads': 'two'}])
@@ -171,15 +171,15 @@ def test_odd_configs_are_one_line(folder, tmp_path, capsys, odd):
 
 
 @pytest.mark.fault(79)
-@pytest.mark.parametrize('kept', [0, 1, 2])
+@pytest.mark.parametrize('replaced', [0, 1, 2])
 def test_a_conversion_that_is_killed_leaves_no_arrays_without_their_config(
-    folder, tmp_path, monkeypatch, capsys, kept
+    folder, tmp_path, monkeypatch, capsys, replaced
 ):
-    """Its next try says which file to remove; what has its name is whole."""
+    """The next try names the file to remove; every file that exists is complete."""
     replace, written = os.replace, []
 
     def killed(source, target):
-        if len(written) == kept:
+        if len(written) == replaced:
             raise Killed
         replace(source, target)
         written.append(target.name)

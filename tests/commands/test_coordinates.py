@@ -25,7 +25,7 @@ def test_changes_grow_with_the_width_unless_they_are_scaled(scan, tmp_path, caps
 
 
 @pytest.mark.parametrize(
-    ('words', 'message'),
+    ('argv', 'message'),
     [
         (['scaling', 'coordinates'], 'scaling coordinates needs a config'),
         ([*COMMAND, MUP, '--multiples', '1,x'], "--multiples '1,x': give two or more"),
@@ -39,9 +39,9 @@ def test_changes_grow_with_the_width_unless_they_are_scaled(scan, tmp_path, caps
         ),
     ],
 )
-def test_mistakes_are_one_line(words, message, capsys):
-    assert main(words) == 2
-    said = capsys.readouterr()
-    assert message in said.err
-    assert said.err.count('\n') == 1
-    assert not said.out
+def test_mistakes_are_one_line(argv, message, capsys):
+    assert main(argv) == 2
+    output = capsys.readouterr()
+    assert message in output.err
+    assert output.err.count('\n') == 1
+    assert not output.out

@@ -21,8 +21,8 @@ def short(monkeypatch):
     monkeypatch.setattr(pipeline, 'SECONDS', 0.05)
 
 
-def run(capsys, *words):
-    assert cli.main(['data', *map(str, words)]) == 0
+def run(capsys, *argv):
+    assert cli.main(['data', *map(str, argv)]) == 0
     return capsys.readouterr().out
 
 
@@ -42,19 +42,19 @@ def folder(tmp_path):
 def test_counts_and_rates_of_images(repo, capsys, tmp_path):
     config = f'{repo}/experiments/vit/digits.py:smoke'
     out = tmp_path / 'batch.png'
-    words = ['--config', config, '--config.batch_size=16', '--batches', 2, '--out', out]
-    found = json.loads(run(capsys, *words, '--json'))
+    argv = ['--config', config, '--config.batch_size=16', '--batches', 2, '--out', out]
+    record = json.loads(run(capsys, *argv, '--json'))
     labels = sources.open_source('digits', 'train').labels()
-    assert list(found['classes'].values()) == np.bincount(labels).tolist()
-    assert found['images_per_sec'] > 0 and found['broken'] == []
-    assert found['timed_sec'] >= 0.05
-    assert found['slowest'] <= 1 <= found['fastest']
+    assert list(record['classes'].values()) == np.bincount(labels).tolist()
+    assert record['images_per_sec'] > 0 and record['broken'] == []
+    assert record['timed_sec'] >= 0.05
+    assert record['slowest'] <= 1 <= record['fastest']
     width, height = Image.open(out).size
     assert width > height  # 16 examples in rows of eight
 
 
 class Bursts:
-    """Data of which two threads make a batch each in `STEP` seconds, and hold more beforehand."""
+    """Data whose two threads each make a batch in `STEP` seconds, with some ready beforehand."""
 
     STEP, ROWS = 0.02, 8
 
@@ -62,7 +62,7 @@ class Bursts:
         return Loading(0, 2)
 
     def train_batches(self):
-        time.sleep(0.1)  # meanwhile as many lie ready as `held` says
+        time.sleep(0.1)  # the time in which the first `held` batches become ready
         for number in itertools.count():
             if number >= self.reading().held and number % 2 == 0:
                 time.sleep(self.STEP)
@@ -72,33 +72,33 @@ class Bursts:
         return {'images': len(batch['mask'])}
 
 
-def test_batches_that_lay_ready_do_not_count():
+def test_batches_ready_beforehand_do_not_count():
     most = 2 * Bursts.ROWS / Bursts.STEP
     for batches in (2, 5, 60):
-        found = pipeline.measure_throughput(Bursts(), batches)
-        assert found.seconds >= 0.05
-        assert 0.2 * most < found.per_sec['images'] <= most
-        assert 0 < found.slowest <= 1 <= found.fastest
+        throughput = pipeline.measure_throughput(Bursts(), batches)
+        assert throughput.seconds >= 0.05
+        assert 0.2 * most < throughput.per_sec['images'] <= most
+        assert 0 < throughput.slowest <= 1 <= throughput.fastest
     cores = min(2, environment.available_cores())
     assert 0.2 * most < pipeline.per_core(Bursts()) * cores <= most
     assert pipeline.measure_throughput(Bursts(), 1).per_sec == {}
 
 
 def test_broken_files_are_named(repo, folder, capsys):
-    words = ['--config', f'{repo}/experiments/vit/digits.py:smoke', '--batches', 1, '--read-all']
-    words += [f'--config.data.source=folder:{folder}', '--config.batch_size=4']
-    out = run(capsys, *words, '--config.data.transforms=resize(8)')
+    argv = ['--config', f'{repo}/experiments/vit/digits.py:smoke', '--batches', 1, '--read-all']
+    argv += [f'--config.data.source=folder:{folder}', '--config.batch_size=4']
+    out = run(capsys, *argv, '--config.data.transforms=resize(8)')
     assert '1 broken:' in out and 'dog/7.png' in out
     assert 'cat   9' in out and 'dog  21' in out
 
 
 @pytest.mark.slow
 def test_objects_are_drawn_and_counted_if_they_are_read(repo, capsys, tmp_path):
-    words = ['--config', f'{repo}/experiments/detr/scenes.py:smoke', '--batches', 1, '--json']
-    words += ['--config.data.split=train[:40]', '--out', tmp_path / 'scenes.png']
-    assert json.loads(run(capsys, *words))['classes'] == {}
-    found = json.loads(run(capsys, *words, '--read-all'))
-    assert sum(found['classes'].values()) > 40
+    argv = ['--config', f'{repo}/experiments/detr/scenes.py:smoke', '--batches', 1, '--json']
+    argv += ['--config.data.split=train[:40]', '--out', tmp_path / 'scenes.png']
+    assert json.loads(run(capsys, *argv))['classes'] == {}
+    record = json.loads(run(capsys, *argv, '--read-all'))
+    assert sum(record['classes'].values()) > 40
     assert (tmp_path / 'scenes.png').stat().st_size > 0
 
 
@@ -109,10 +109,10 @@ def test_sentences_are_shown_as_text(repo, capsys, tmp_path):
     assert out.stat().st_size > 0
 
 
-def test_mistakes_are_told(repo, capsys):
+def test_mistakes_are_one_line(repo, capsys):
     config = f'{repo}/experiments/vit/digits.py:smoke'
-    for words in ([], ['--config', config, '--batches', '0'], ['--config', config, '--out', 'a.x']):
-        assert cli.main(['data', *words]) == 2
+    for argv in ([], ['--config', config, '--batches', '0'], ['--config', config, '--out', 'a.x']):
+        assert cli.main(['data', *argv]) == 2
     assert capsys.readouterr().err.count('error: ') == 3
 
 
@@ -133,8 +133,8 @@ def test_stages_of_an_example_are_timed(repo, folder, tmp_path, capsys, monkeypa
     assert picture.stat().st_size > 5000
     for compiled in (True, False):
         monkeypatch.setattr(native, 'has_windows', lambda has=compiled: has)
-        said = run(capsys, *config, '--bench').splitlines()[8:]
-        assert [line.split(':')[0] for line in said] == ['JPEG files are decoded whole'][compiled:]
-    found = json.loads(run(capsys, *config, '--bench', '--json'))
-    assert list(found['stages_sec']) == stages[1:]
-    assert found['per_core_per_sec'] == pytest.approx(1 / sum(found['stages_sec'].values()))
+        notes = run(capsys, *config, '--bench').splitlines()[8:]
+        assert [line.split(':')[0] for line in notes] == ['JPEG files are decoded whole'][compiled:]
+    record = json.loads(run(capsys, *config, '--bench', '--json'))
+    assert list(record['stages_sec']) == stages[1:]
+    assert record['per_core_per_sec'] == pytest.approx(1 / sum(record['stages_sec'].values()))

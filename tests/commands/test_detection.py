@@ -30,21 +30,23 @@ def photo(tmp_path_factory):
 
 
 def test_predict(run, photo, tmp_path, capsys):
-    words = ['predict', '--workdir', str(run), '--threshold', '0', photo]
-    assert cli.main([*words, '--json', '--out', str(tmp_path / 'boxes.png')]) == 0
+    argv = ['predict', '--workdir', str(run), '--threshold', '0', photo]
+    assert cli.main([*argv, '--json', '--out', str(tmp_path / 'boxes.png')]) == 0
     out, err = capsys.readouterr()
     (image,) = json.loads(out.splitlines()[-1])['images']
     assert err.splitlines()[-1].endswith('category_id is the class number, counted from 0')
-    found = image['predictions']
-    assert len(found) == 8
-    assert [one['score'] for one in found] == sorted((o['score'] for o in found), reverse=True)
-    for one in found:
-        x, y, width, height = one['bbox']
+    predictions = image['predictions']
+    assert len(predictions) == 8
+    assert [prediction['score'] for prediction in predictions] == sorted(
+        (o['score'] for o in predictions), reverse=True
+    )
+    for prediction in predictions:
+        x, y, width, height = prediction['bbox']
         assert min(x, y, width, height) >= 0
         assert x + width <= 36.01 and y + height <= 24.01
-        assert one['class'] == str(one['category_id'])
+        assert prediction['class'] == str(prediction['category_id'])
     assert (tmp_path / 'boxes.png').read_bytes().startswith(b'\x89PNG')
-    assert cli.main(words) == 0
+    assert cli.main(argv) == 0
     assert 'bbox' in capsys.readouterr().out
 
 
@@ -65,14 +67,14 @@ def test_attention(run, photo, tmp_path, capsys, flags, says):
 
 def test_a_report_has_the_average_precision_of_each_class(run, tmp_path, capsys):
     picture = tmp_path / 'classes.png'
-    words = ['evaluate', '--workdir', str(run), '--report', str(picture)]
-    assert cli.main([*words, '--json']) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    rows = [row for row in found['classes']['rows'] if row['objects']]
-    assert np.mean([row['AP'] for row in rows]) == pytest.approx(found['ap/AP'])
-    assert np.mean([row['AP50'] for row in rows]) == pytest.approx(found['ap/AP50'])
+    argv = ['evaluate', '--workdir', str(run), '--report', str(picture)]
+    assert cli.main([*argv, '--json']) == 0
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    rows = [row for row in record['classes']['rows'] if row['objects']]
+    assert np.mean([row['AP'] for row in rows]) == pytest.approx(record['ap/AP'])
+    assert np.mean([row['AP50'] for row in rows]) == pytest.approx(record['ap/AP50'])
     assert picture.stat().st_size > 0
-    assert cli.main(words) == 0
+    assert cli.main(argv) == 0
     table = capsys.readouterr().out
     assert 'AP50' in table and all(row['class'] in table for row in rows)
 
@@ -80,9 +82,9 @@ def test_a_report_has_the_average_precision_of_each_class(run, tmp_path, capsys)
 def test_evaluate_gives_all_that_can_be_measured(run, capsys):
     """Images of 32 x 32 pixels have small objects only."""
     assert cli.main(['evaluate', '--workdir', str(run), '--json']) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
     expected = json.loads((run / 'result.json').read_text())
-    assert {k: found[k] for k in expected} == pytest.approx(expected, rel=1e-4)
+    assert {k: record[k] for k in expected} == pytest.approx(expected, rel=1e-4)
     names = {key.removeprefix('ap/') for key in expected if key.startswith('ap/')}
     assert set(METRICS) - names == {
         f'{x}_{size}' for x in ('AP', 'AR') for size in ('medium', 'large')

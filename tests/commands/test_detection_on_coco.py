@@ -1,4 +1,4 @@
-"""A detector of one's own data in the format of COCO: what it sees of files, and its ids."""
+"""A detector of your data in COCO format: its view of files, and its ids."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def write_coco(folder: pathlib.Path) -> None:
         {'id': i, 'file_name': f'cell_{i}.png', 'height': 24, 'width': 32} for i in range(100, 108)
     ]
     objects = [
-        {'id': i, 'image_id': one['id'], 'category_id': (3, 7)[i % 2], 'bbox': [2, 3, 10, 12]}
-        for i, one in enumerate(images)
+        {'id': i, 'image_id': image['id'], 'category_id': (3, 7)[i % 2], 'bbox': [2, 3, 10, 12]}
+        for i, image in enumerate(images)
     ]
     content = {'images': images, 'annotations': objects, 'categories': CATEGORIES}
     folder.mkdir()
     rng = np.random.default_rng(0)
-    for one in images:
+    for image in images:
         pixels = rng.integers(0, 256, (24, 32, 3), np.uint8)
-        Image.fromarray(pixels).save(folder / one['file_name'])
+        Image.fromarray(pixels).save(folder / image['file_name'])
     for split in ('train', 'test'):
         (folder / f'instances_{split}.json').write_text(json.dumps(content))
 
@@ -54,17 +54,17 @@ def run(tmp_path_factory):
         for section in ('data', 'evals.test', 'evals.ap'):
             changes += [f'{section}.source={source}', f'{section}.workers=0']
         changes += ['evals.test.split=test', 'evals.ap.split=test']
-        words = ['train', '--config', f'{ROOT}/experiments/detr/scenes.py:smoke', '--workdir']
+        argv = ['train', '--config', f'{ROOT}/experiments/detr/scenes.py:smoke', '--workdir']
         flags = [f'--config.{change}' for change in changes]
         with pytest.MonkeyPatch.context() as patch:
             use_one_device(patch)
-            assert cli.main([*words, str(folder / 'run'), *flags]) == 0
+            assert cli.main([*argv, str(folder / 'run'), *flags]) == 0
 
     return made_once(tmp_path_factory, 'detr_on_coco', train)
 
 
 @pytest.mark.parametrize(('section', 'change'), [('data', {'annotations': []}), ('evals.ap', {})])
-def test_nothing_is_learned_of_no_annotations(tmp_path, capsys, caplog, section, change):
+def test_missing_annotations_are_refused(tmp_path, capsys, caplog, section, change):
     """Nor measured; the key may be missing, too."""
     write_coco(tmp_path / 'data')
     write_coco(tmp_path / 'bare')
@@ -72,24 +72,24 @@ def test_nothing_is_learned_of_no_annotations(tmp_path, capsys, caplog, section,
         content = json.loads(file.read_text())
         content.pop('annotations')
         file.write_text(json.dumps(content | change))
-    words = ['train', '--config', f'{ROOT}/experiments/detr/scenes.py:smoke']
+    argv = ['train', '--config', f'{ROOT}/experiments/detr/scenes.py:smoke']
     for name in ('data', 'evals.test', 'evals.ap'):
         folder = tmp_path / ('bare' if name == section else 'data')
-        words += [f'--config.{name}.source=coco:{folder}', f'--config.{name}.split=test']
-    assert cli.main([*words, '--workdir', str(tmp_path / 'run')]) == 2
+        argv += [f'--config.{name}.source=coco:{folder}', f'--config.{name}.split=test']
+    assert cli.main([*argv, '--workdir', str(tmp_path / 'run')]) == 2
     assert "'boxes'" in capsys.readouterr().err.splitlines()[-1]
     assert 'instances_test.json: has no annotations' in caplog.text
 
 
-def test_nothing_is_learned_of_no_segments(tmp_path, capsys):
+def test_missing_segments_are_refused(tmp_path, capsys):
     write_coco(tmp_path / 'data')
     content = json.loads((tmp_path / 'data' / 'instances_train.json').read_text())
     categories = [category | {'isthing': 1} for category in CATEGORIES]
     content |= {'annotations': [], 'categories': categories}
     (tmp_path / 'data' / 'panoptic_train.json').write_text(json.dumps(content))
-    words = ['train', '--config', f'{ROOT}/experiments/detr/scenes_panoptic.py:smoke']
-    words += ['--workdir', str(tmp_path / 'run'), '--config.data.split=train']
-    assert cli.main([*words, f'--config.data.source=panoptic:{tmp_path / "data"}']) == 2
+    argv = ['train', '--config', f'{ROOT}/experiments/detr/scenes_panoptic.py:smoke']
+    argv += ['--workdir', str(tmp_path / 'run'), '--config.data.split=train']
+    assert cli.main([*argv, f'--config.data.source=panoptic:{tmp_path / "data"}']) == 2
     assert "'masks'" in capsys.readouterr().err.splitlines()[-1]
 
 
@@ -126,9 +126,9 @@ def dogs(tmp_path):
 def test_categories_are_numbered_as_in_training(run, dogs):
     _, source, _, split = dogs(CATEGORIES[:1])
     measured = measure.prepare(load.open_model(run), source=source, split=split)
-    for one in measured.evaluations.values():
-        assert one.data.info.class_names == ('cat', 'dog')
-        assert {label for i in range(8) for label in one.data.source[i]['labels']} == {1}
+    for evaluation in measured.evaluations.values():
+        assert evaluation.data.info.class_names == ('cat', 'dog')
+        assert {label for i in range(8) for label in evaluation.data.source[i]['labels']} == {1}
 
 
 @pytest.mark.long
@@ -141,24 +141,24 @@ def test_a_file_may_lack_categories_of_training(run, dogs, capsys):
 
 
 def test_a_category_has_one_name(run, dogs, capsys):
-    words = ['evaluate', '--workdir', str(run), *dogs([*CATEGORIES[:1], {'id': 3, 'name': 'emu'}])]
-    assert cli.main(words) == 2
+    argv = ['evaluate', '--workdir', str(run), *dogs([*CATEGORIES[:1], {'id': 3, 'name': 'emu'}])]
+    assert cli.main(argv) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "category 3 is 'emu', but 'cat' in another file" in line
 
 
 @pytest.mark.fault(134)
 def test_objects_of_other_categories_are_left_out(run, dogs, caplog):
-    """As if they were not annotated; the dogs keep their rows."""
+    """They count as not annotated; the dogs keep their rows."""
     _, source, _, split = dogs([{'id': 9, 'name': 'emu'}, *CATEGORIES])
     file = pathlib.Path(source.removeprefix('coco:')) / 'instances_test.json'
     content = json.loads(file.read_text())
-    emus = [{**one, 'id': one['id'] + 10, 'category_id': 9} for one in content['annotations'][:2]]
+    emus = [{**dog, 'id': dog['id'] + 10, 'category_id': 9} for dog in content['annotations'][:2]]
     file.write_text(json.dumps(content | {'annotations': [*emus, *content['annotations']]}))
     measured = measure.prepare(load.open_model(run), source=source, split=split)
     assert 'classes that the model lacks: emu' in caplog.text
-    for one in measured.evaluations.values():
-        records = [one.data.source.annotations(i) for i in range(8)]
+    for evaluation in measured.evaluations.values():
+        records = [evaluation.data.source.annotations(i) for i in range(8)]
         assert [len(record['boxes']) for record in records] == [0, 1] * 4
         assert all(len(record['areas']) == len(record['labels']) for record in records)
         assert {label for record in records for label in record['labels']} == {1}
@@ -166,7 +166,7 @@ def test_objects_of_other_categories_are_left_out(run, dogs, caplog):
 
 @pytest.mark.fault(134)
 def test_a_detector_of_cocos_ids_is_evaluated_by_them(dogs):
-    """Released ones have an output for each id up to 90, and no names in the authors' files."""
+    """Released detectors have an output for each id up to 90, without names in some files."""
     _, source, _, split = dogs(CATEGORIES)
     for classes in (
         SourceInfo(91, (), class_ids=tuple(range(91))),
@@ -184,41 +184,41 @@ def wide(tmp_path_factory):
     return path
 
 
-def call(capsys, *words):
-    assert cli.main([str(word) for word in words]) == 0
+def call(capsys, *argv):
+    assert cli.main([str(word) for word in argv]) == 0
     return capsys.readouterr().out
 
 
 def test_a_photograph_of_another_shape_is_seen_whole(run, wide, tmp_path, capsys):
     """Its aspect ratio is kept: the model sees 6 of 32 rows, and the rest is padding."""
-    words = ['predict', '--workdir', run, '--threshold', 0, '--json', wide]
-    (image,) = json.loads(call(capsys, *words).splitlines()[-1])['images']
+    argv = ['predict', '--workdir', run, '--threshold', 0, '--json', wide]
+    (image,) = json.loads(call(capsys, *argv).splitlines()[-1])['images']
     assert image['read_as'] == '160 x 30 pixels read as 32 x 32 RGB'
     # More than the 40 pixels that the shape of the data would leave of the middle.
-    assert max(one['bbox'][2] for one in image['predictions']) > 45
+    assert max(prediction['bbox'][2] for prediction in image['predictions']) > 45
     out = tmp_path / 'map.png'
     assert 'cropped' not in call(capsys, 'attention', '--workdir', run, wide, '--out', out)
 
 
 @pytest.mark.parametrize('listed', [True, False])
 def test_results_have_the_ids_of_the_data(run, tmp_path, capsys, listed):
-    """Of the annotations, or where a file's name is its id, as COCO's are, of that."""
+    """The ids are from the annotations, or from file names that are ids, such as COCO's."""
     coco = pytest.importorskip('pycocotools.coco')
     annotations = run.parent / 'data' / 'instances_test.json'
     photo = run.parent / 'data' / 'cell_104.png'
     if not listed:
         photo = shutil.copy(photo, tmp_path / '000104.png')
-    words = ['predict', '--workdir', run, '--threshold', 0, '--coco', tmp_path / 'a.json', photo]
-    words += ['--annotations', annotations] if listed else []
-    assert cli.main([str(word) for word in [*words, '--json']]) == 0
+    argv = ['predict', '--workdir', run, '--threshold', 0, '--coco', tmp_path / 'a.json', photo]
+    argv += ['--annotations', annotations] if listed else []
+    assert cli.main([str(word) for word in [*argv, '--json']]) == 0
     out, err = capsys.readouterr()
     assert 'category_id' not in err
     (image,) = json.loads(out.splitlines()[-1])['images']
-    found = [(one['category_id'], one['class']) for one in image['predictions']]
-    assert set(found) <= {(3, 'cat'), (7, 'dog')}
+    predictions = [(entry['category_id'], entry['class']) for entry in image['predictions']]
+    assert set(predictions) <= {(3, 'cat'), (7, 'dog')}
     results = coco.COCO(annotations).loadRes(str(tmp_path / 'a.json')).dataset['annotations']
-    assert [(one['image_id'], one['category_id']) for one in results] == [
-        (104, number) for number, _ in found
+    assert [(entry['image_id'], entry['category_id']) for entry in results] == [
+        (104, number) for number, _ in predictions
     ]
     assert len(results) == 8
 
@@ -234,8 +234,8 @@ def test_results_have_the_ids_of_the_data(run, tmp_path, capsys, listed):
 )
 def test_images_without_an_id(run, wide, tmp_path, capsys, flags, says):
     flags = [flag.replace('DATA', str(run.parent / 'data')) for flag in flags]
-    words = ['predict', '--workdir', run, '--coco', tmp_path / 'a.json', wide, *flags]
-    assert cli.main([str(word) for word in words]) == 2
+    argv = ['predict', '--workdir', run, '--coco', tmp_path / 'a.json', wide, *flags]
+    assert cli.main([str(word) for word in argv]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert says in line
     assert not (tmp_path / 'a.json').exists()

@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.long, pytest.mark.slow]
 
 WRITES = ('--out', '--output', '--report')
 ELSEWHERE = ('train', 'launch', 'preflight')
-# What no smoke size stands for.
+# {pattern: what a smoke run lacks}
 NOT_HERE = {
     r'imagenet': 'the images of ImageNet',
     r'gs://(my-|mixer_models)': 'a bucket',
@@ -128,9 +128,9 @@ PHOTOS = (
 
 
 def stage(line: str) -> tuple[int, str]:
-    """Where a line stands in the order in which one gives the other what it reads."""
+    """Rank a line in the order in which lines write what others read."""
     stages = ('sweep create', 'scaling study', 'sweep work', 'scaling collect')
-    return next((i for i, words in enumerate(stages) if line.startswith(words)), len(stages)), line
+    return next((i for i, start in enumerate(stages) if line.startswith(start)), len(stages)), line
 
 
 CHOSEN = sorted((line for line in LINES if line.split()[0] not in ELSEWHERE), key=stage)
@@ -170,7 +170,7 @@ def place(tmp_path_factory, translating_run):
     with hub_server.serve(hub_server.Hub(), folder / 'hub') as hub:
         hub.add('google/vit-base-patch16-224', of_hub)
         hub.add('facebook/dinov2-small', of_hub)
-        # A file of this name comes before the bucket, and the word stands for any checkpoint.
+        # A file of this name comes before the bucket, and the word means any checkpoint.
         for name in (AUGREG, 'CHECKPOINT'):
             shutil.copytree(folder / 'vit_hf', folder / name)
         yield folder
@@ -198,14 +198,14 @@ def test_it_runs(line, place, monkeypatch, capsys, one_device):
     for name in re.findall(r'runs/([a-z0-9_/]+)', line):
         if name in EXPERIMENT_OF and not pathlib.Path('runs', name, 'result.json').exists():
             experiment = f'experiments/{EXPERIMENT_OF[name]}'
-            words = ['train', '--config', experiment, '--workdir', f'runs/{name}']
-            assert __main__.main([*words, *TRAINED_WITH.get(name, [])]) == 0
+            argv = ['train', '--config', experiment, '--workdir', f'runs/{name}']
+            assert __main__.main([*argv, *TRAINED_WITH.get(name, [])]) == 0
     capsys.readouterr()
-    words = small(line)
-    outs = [pathlib.Path(b) for a, b in itertools.pairwise(words) if a in WRITES]
+    argv = small(line)
+    outs = [pathlib.Path(b) for a, b in itertools.pairwise(argv) if a in WRITES]
     for out in outs:  # of another command, which some would not replace
         if out.is_file():
             out.unlink()
-    assert __main__.main(words) == 0
+    assert __main__.main(argv) == 0
     assert capsys.readouterr().out
     assert all(out.exists() for out in outs)

@@ -33,8 +33,8 @@ def results(capsys, *words):
 
 @pytest.mark.slow
 def test_results_are_named_by_the_split_that_is_given(smoke_run, capsys):
-    found = results(capsys, '--workdir', smoke_run, '--split', 'train[:12.5%]')
-    assert list(found) == ['step', 'train[:12.5%]/accuracy', 'train[:12.5%]/loss']
+    record = results(capsys, '--workdir', smoke_run, '--split', 'train[:12.5%]')
+    assert list(record) == ['step', 'train[:12.5%]/accuracy', 'train[:12.5%]/loss']
     assert list(results(capsys, '--workdir', smoke_run)) == ['step', 'test/accuracy', 'test/loss']
 
 
@@ -43,8 +43,8 @@ def test_evaluations_that_become_the_same_are_one(run_with, capsys):
     knn = {'evaluator': 'knn', 'fit': 'train[:50]', 'k': 3}
     other = {'transforms': 'central_crop(8)'}
     folder = run_with({'val': {'split': 'train[:20]'}, 'test': {}, 'odd': other, 'near': knn})
-    found = results(capsys, '--workdir', folder, '--split', 'test[:40]')
-    assert found.keys() == {
+    record = results(capsys, '--workdir', folder, '--split', 'test[:40]')
+    assert record.keys() == {
         'step',
         *('test[:40]_test/loss', 'test[:40]_test/accuracy'),
         *('test[:40]_odd/loss', 'test[:40]_odd/accuracy'),
@@ -55,10 +55,10 @@ def test_evaluations_that_become_the_same_are_one(run_with, capsys):
 @pytest.mark.slow
 def test_a_report_has_every_class_and_agrees_with_the_accuracy(smoke_run, tmp_path, capsys):
     picture = tmp_path / 'confusion.png'
-    found = results(capsys, '--workdir', smoke_run, '--report', picture)
-    matrix, rows = found['classes']['matrix'], found['classes']['rows']
+    record = results(capsys, '--workdir', smoke_run, '--report', picture)
+    matrix, rows = record['classes']['matrix'], record['classes']['rows']
     correct = sum(matrix[i][i] for i in range(10))
-    assert correct / sum(map(sum, matrix)) == pytest.approx(found['test/accuracy'])
+    assert correct / sum(map(sum, matrix)) == pytest.approx(record['test/accuracy'])
     assert [row['examples'] for row in rows] == list(map(sum, matrix))
     assert picture.stat().st_size > 0
     assert main(['evaluate', '--workdir', str(smoke_run), '--report', 'a.txt']) == 2
@@ -79,8 +79,8 @@ def test_a_report_of_a_task_that_predicts_nothing_is_refused(
     config['task']['name'] = 'mute_lab.tasks'
     (folder / 'config.json').write_text(json.dumps(config))
     in_checkpoint(folder, lambda meta: meta['config']['task'].update(name='mute_lab.tasks'))
-    words = ['--allow', 'mute_lab', '--workdir', str(folder), '--report', str(tmp_path / 'a.png')]
-    assert main(['evaluate', *words]) == 2
+    argv = ['--allow', 'mute_lab', '--workdir', str(folder), '--report', str(tmp_path / 'a.png')]
+    assert main(['evaluate', *argv]) == 2
     *_, line = capsys.readouterr().err.splitlines()
     assert '--report' in line and "'mute_lab.tasks'" in line
     assert not (tmp_path / 'a.png').exists()

@@ -52,8 +52,8 @@ def folder(tmp_path_factory):
     return path
 
 
-def call(*words):
-    return cli.main([str(word) for word in words])
+def call(*argv):
+    return cli.main([str(word) for word in argv])
 
 
 def logits(path, images):
@@ -66,8 +66,8 @@ def logits(path, images):
 def test_predict(folder, capsys):
     digit = open_source('digits', 'test')[0]['image']
     Image.fromarray(digit[..., 0]).save(folder / 'digit.png')
-    words = ['predict', '--checkpoint', folder / 'vit.npz', folder / 'digit.png', '--json']
-    assert call(*words) == 0
+    argv = ['predict', '--checkpoint', folder / 'vit.npz', folder / 'digit.png', '--json']
+    assert call(*argv) == 0
     output = json.loads(capsys.readouterr().out)
     assert output['step'] is None
     result = output['images'][0]
@@ -86,12 +86,12 @@ def test_evaluate(folder, capsys):
     source = open_source('digits', 'test[:50]')
     images = np.stack([source[i]['image'] for i in range(50)])
     expected = (logits(folder / 'vit.npz', images).argmax(-1) == source.labels()).mean()
-    words = ['evaluate', '--checkpoint', folder / 'vit.npz', '--source', 'digits']
-    assert call(*words, '--split', 'test[:50]', '--json') == 0
+    argv = ['evaluate', '--checkpoint', folder / 'vit.npz', '--source', 'digits']
+    assert call(*argv, '--split', 'test[:50]', '--json') == 0
     output = json.loads(capsys.readouterr().out)
     assert output['step'] is None
     assert output['test[:50]/accuracy'] == pytest.approx(expected)
-    assert call(*words, '--split', 'test[:50]') == 0
+    assert call(*argv, '--split', 'test[:50]') == 0
     assert capsys.readouterr().out.startswith('test[:50]/')
 
 
@@ -102,8 +102,8 @@ def test_inspect(folder, capsys):
     run = load.open_model(folder / 'vit.npz')
     assert small['total'] == sum(x.size for x in jax.tree.leaves(run.variables))
     assert small['inputs'] == [[8, 8, 1]]
-    words = ['inspect', '--checkpoint', folder / 'vit.npz', '--image-size', 16, '--json']
-    assert call(*words) == 0
+    argv = ['inspect', '--checkpoint', folder / 'vit.npz', '--image-size', 16, '--json']
+    assert call(*argv) == 0
     large = json.loads(capsys.readouterr().out)
     assert large['inputs'] == [[16, 16, 1]]
     assert large['total'] - small['total'] == 12 * 16  # rows of pos_embed
@@ -111,16 +111,16 @@ def test_inspect(folder, capsys):
 
 
 @pytest.mark.slow
-def test_a_size_that_nothing_tells_is_asked_for(folder, capsys):
-    words = ['--checkpoint', folder / 'fixed.npz']
-    assert call('inspect', *words) == 0
+def test_an_unknown_size_must_be_given(folder, capsys):
+    argv = ['--checkpoint', folder / 'fixed.npz']
+    assert call('inspect', *argv) == 0
     assert 'give --image-size' in capsys.readouterr().out
-    assert call('predict', *words, '--image-size', 8, folder / 'photo.png') == 0
+    assert call('predict', *argv, '--image-size', 8, folder / 'photo.png') == 0
     assert '8 x 8 gray' in capsys.readouterr().out
     data = ['--source', 'digits', '--split', 'test', '--json']
-    assert call('evaluate', *words, *data, '--image-size', 8) == 0
+    assert call('evaluate', *argv, *data, '--image-size', 8) == 0
     at_8 = json.loads(capsys.readouterr().out)
-    assert call('evaluate', *words, *data, '--image-size', 12) == 0
+    assert call('evaluate', *argv, *data, '--image-size', 12) == 0
     assert json.loads(capsys.readouterr().out)['test/loss'] != at_8['test/loss']
 
 
@@ -151,8 +151,8 @@ def test_a_size_that_nothing_tells_is_asked_for(folder, capsys):
 )
 def test_attention_of_imported_models(folder, tmp_path, capsys, name, flags, grid, read_as):
     out = tmp_path / 'out.png'
-    words = ['attention', '--checkpoint', folder / name, folder / 'photo.png', '--out', out]
-    assert call(*words, *flags) == 0
+    argv = ['attention', '--checkpoint', folder / name, folder / 'photo.png', '--out', out]
+    assert call(*argv, *flags) == 0
     facts = '1 layers x 2 heads', f'{grid} patches', '60 x 40', read_as
     assert says(capsys.readouterr().out, out, *facts)
     with Image.open(out) as picture:
@@ -160,7 +160,7 @@ def test_attention_of_imported_models(folder, tmp_path, capsys, name, flags, gri
 
 
 @pytest.mark.slow
-def test_attention_weights_are_those_of_the_resized_model(folder):
+def test_attention_weights_are_of_the_resized_model(folder):
     run = load.open_model(folder / 'vit.npz', (12, 20))
     batch = {'image': np.random.default_rng(0).integers(0, 256, (1, 12, 20, 1), np.uint8)}
     outputs, maps = predict_with_attention(run, batch)
@@ -173,7 +173,7 @@ def test_attention_weights_are_those_of_the_resized_model(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ('words', 'message'),
+    ('argv', 'message'),
     [
         (['attention', '--checkpoint', 'bit.npz'], "model 'bit_resnet' has no attention to draw"),
         (['attention', '--checkpoint', 'vit.npz', '--image-size', '10'], '10 x 10'),
@@ -204,18 +204,18 @@ def test_attention_weights_are_those_of_the_resized_model(folder):
         ),
     ],
 )
-def test_mistakes_are_one_line(folder, tmp_path, capsys, words, message):
-    if 'small.npz' in words:
+def test_mistakes_are_one_line(folder, tmp_path, capsys, argv, message):
+    if 'small.npz' in argv:
         fields = VIT | {'num_classes': 4}
         params = random_params(vit.Model(**fields), (8, 8, 1))
         flat = vision_transformer.write(params, {'name': 'vit', **fields})
         files.write_npz(folder / 'small.npz', flat)
-    words = [folder / word if word.endswith('.npz') else word for word in words]
-    if words[0] != 'evaluate':
-        words.append(folder / 'photo.png')
-    if words[0] == 'attention':
-        words += ['--out', tmp_path / 'out.png']
-    assert call(*words) == 2
+    argv = [folder / word if word.endswith('.npz') else word for word in argv]
+    if argv[0] != 'evaluate':
+        argv.append(folder / 'photo.png')
+    if argv[0] == 'attention':
+        argv += ['--out', tmp_path / 'out.png']
+    assert call(*argv) == 2
     captured = capsys.readouterr()
     assert captured.out == ''
     assert captured.err.startswith('error: ')
@@ -226,7 +226,7 @@ def test_mistakes_are_one_line(folder, tmp_path, capsys, words, message):
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_a_learned_embedding_of_an_own_run_is_resized(repo, folder, tmp_path, capsys):
+def test_a_learned_embedding_of_a_run_is_resized(repo, folder, tmp_path, capsys):
     config = f'{repo}/experiments/vit/digits.py:smoke'
     changes = ['total=1 steps', 'model.posemb=learn', 'model.pool=cls', 'model.depth=1']
     # Images that are mixed take longer to compile than all the rest.
@@ -234,8 +234,8 @@ def test_a_learned_embedding_of_an_own_run_is_resized(repo, folder, tmp_path, ca
     assert call('train', '--config', config, *flags, '--workdir', tmp_path / 'run') == 0
     capsys.readouterr()
     out = tmp_path / 'out.png'
-    words = ['attention', '--workdir', tmp_path / 'run', folder / 'photo.png', '--out', out]
-    assert call(*words, '--image-size', 'width=10,height=6', '--query', '2,4') == 0
+    argv = ['attention', '--workdir', tmp_path / 'run', folder / 'photo.png', '--out', out]
+    assert call(*argv, '--image-size', 'width=10,height=6', '--query', '2,4') == 0
     assert '5 x 3 patches; 60 x 40 pixels read as 10 x 6 gray' in capsys.readouterr().out
-    assert call(*words, '--image-size', '7') == 2
+    assert call(*argv, '--image-size', '7') == 2
     assert '7 x 7' in capsys.readouterr().err

@@ -6,6 +6,7 @@ import json
 import shutil
 
 import pytest
+from helpers.messages import says
 
 from vit_jax.__main__ import main
 
@@ -22,30 +23,29 @@ def old_run(smoke_run, tmp_path):
 def test_a_table_a_picture_and_json(smoke_run, old_run, tmp_path, capsys):
     picture = tmp_path / 'time.png'
     assert main(['goodput', str(smoke_run), str(old_run), '--out', str(picture)]) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert picture.read_bytes()[:4] == b'\x89PNG'
-    rows = {line.split()[0]: line for line in said.splitlines()[1:] if line[:1].strip()}
+    rows = {line.split()[0]: line for line in output.splitlines()[1:] if line[:1].strip()}
     assert {'steps', 'data', 'compile', 'lost', 'between', 'all', 'starts'} <= rows.keys()
     assert '100.0%' in rows['all'] and rows['starts'].split()[1] == '1'
-    assert said.splitlines()[-1].startswith('old has no times.jsonl: it is older')
+    assert output.splitlines()[-1].startswith('old has no times.jsonl: it is older')
 
     assert main(['goodput', str(smoke_run), str(old_run), '--json']) == 0
-    ours, theirs = json.loads(capsys.readouterr().out)
-    assert theirs == {'run': 'old', 'goodput': None}
-    assert sum(ours['seconds'].values()) == pytest.approx(ours['wall_sec'])
-    assert 0 < ours['goodput'] < 1 and ours['starts'] == 1
+    measured, old = json.loads(capsys.readouterr().out)
+    assert old == {'run': 'old', 'goodput': None}
+    assert sum(measured['seconds'].values()) == pytest.approx(measured['wall_sec'])
+    assert 0 < measured['goodput'] < 1 and measured['starts'] == 1
 
 
 def test_only_runs_without_a_record(old_run, capsys):
     assert main(['goodput', str(old_run)]) == 2
-    words = 'error: old has no times.jsonl: it is older than the recording of times'
-    assert capsys.readouterr().err.splitlines() == [words]
+    assert says(capsys.readouterr().err, 'old', 'times.jsonl')
 
 
 def test_compare_has_the_share(smoke_run, old_run, capsys):
     assert main(['compare', str(smoke_run), str(old_run), '--json']) == 0
-    ours, theirs = json.loads(capsys.readouterr().out)
-    assert 0 < ours['goodput'] < 1 and theirs['goodput'] is None
+    measured, old = json.loads(capsys.readouterr().out)
+    assert 0 < measured['goodput'] < 1 and old['goodput'] is None
 
 
 def test_the_page_has_the_parts(smoke_run, old_run, tmp_path, capsys):

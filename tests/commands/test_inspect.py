@@ -37,8 +37,8 @@ def config(tmp_path):
     return path
 
 
-def run(capsys, *words):
-    assert cli.main(['inspect', *map(str, words), '--json']) == 0
+def run(capsys, *argv):
+    assert cli.main(['inspect', *map(str, argv), '--json']) == 0
     return json.loads(capsys.readouterr().out)
 
 
@@ -62,8 +62,8 @@ def test_a_config(config, capsys):
 
 @pytest.mark.slow
 def test_adapters_are_listed_and_what_they_train(config, capsys):
-    words = ['--config', f'{config}:mu/16', '--image-size', '32', '--config.init.from=x.npz']
-    before, after = (run(capsys, *words, *more) for more in ([], ['--config.lora.rank=4']))
+    argv = ['--config', f'{config}:mu/16', '--image-size', '32', '--config.init.from=x.npz']
+    before, after = (run(capsys, *argv, *more) for more in ([], ['--config.lora.rank=4']))
     paths = {row['path']: row['shape'] for row in after['parameters']}
     assert paths['encoder/block_0/attention/qkv/lora/value/b'] == [4, 2, 16]
     count = 2 * 4 * (32 + 32)  # of queries and values
@@ -75,8 +75,8 @@ def test_adapters_are_listed_and_what_they_train(config, capsys):
 
 
 def test_blocks_are_listed_in_their_order(config, capsys):
-    words = ['--config', f'{config}:Ti/16', '--image-size', 32, '--channels', 1]
-    paths = [row['path'] for row in run(capsys, *words)['parameters']]
+    argv = ['--config', f'{config}:Ti/16', '--image-size', 32, '--channels', 1]
+    paths = [row['path'] for row in run(capsys, *argv)['parameters']]
     biases = [p for p in paths if p.endswith('mlp/fc1/bias')]
     assert biases == [f'encoder/block_{i}/mlp/fc1/bias' for i in range(12)]
 
@@ -85,12 +85,12 @@ def test_blocks_are_listed_in_their_order(config, capsys):
 def test_a_run_and_its_checkpoints(smoke_run, repo, capsys):
     from_config = run(capsys, '--config', f'{repo}/experiments/vit/digits.py:smoke')
     assert from_config['total'] == 17_418
-    for words in (
+    for argv in (
         ['--workdir', smoke_run],
         ['--checkpoint', smoke_run / 'checkpoints'],
         ['--checkpoint', smoke_run / 'checkpoints' / '10'],
     ):
-        assert run(capsys, *words) == from_config
+        assert run(capsys, *argv) == from_config
 
 
 def test_the_table(smoke_run, capsys):
@@ -116,7 +116,7 @@ def test_a_checkpoint_without_its_data_still_has_parameters(smoke_run, monkeypat
 
 
 def test_mistakes_are_one_line(config, smoke_run, tmp_path, capsys):
-    for words, message in [
+    for argv, message in [
         ([], 'inspect needs one of'),
         (['--workdir', smoke_run, '--config', config], 'inspect needs one of'),
         (['--config', config], '--image-size'),
@@ -126,7 +126,7 @@ def test_mistakes_are_one_line(config, smoke_run, tmp_path, capsys):
         (['--checkpoint', tmp_path], 'neither model.safetensors'),
         (['--checkpoint', smoke_run / 'checkpoints' / '7'], '7'),
     ]:
-        assert cli.main(['inspect', *map(str, words)]) == 2
+        assert cli.main(['inspect', *map(str, argv)]) == 2
         captured = capsys.readouterr()
         assert captured.out == ''
         assert captured.err.startswith('error: ')
@@ -146,11 +146,11 @@ def test_natural_order():
 
 
 def test_alike_blocks_are_one_line_unless_unfolded(config, capsys):
-    words = ['inspect', '--config', f'{config}:mu/16', '--config.model.depth=3']
-    words += ['--image-size', '32']
-    assert cli.main(words) == 0
+    argv = ['inspect', '--config', f'{config}:mu/16', '--config.model.depth=3']
+    argv += ['--image-size', '32']
+    assert cli.main(argv) == 0
     folded = capsys.readouterr().out
-    assert cli.main([*words, '--unfold']) == 0
+    assert cli.main([*argv, '--unfold']) == 0
     unfolded = capsys.readouterr().out
     assert 'block_{0..2}/mlp/fc1/bias' in folded and 'x3' in folded and 'block_1' not in folded
     assert 'block_1/mlp/fc1/bias' in unfolded and '..' not in unfolded

@@ -12,8 +12,8 @@ from vit_jax.commands import list as command
 from vit_jax.models import vit
 
 
-def run(capsys, *words):
-    assert cli.main(['list', *words]) == 0
+def run(capsys, *argv):
+    assert cli.main(['list', *argv]) == 0
     return capsys.readouterr().out
 
 
@@ -24,13 +24,13 @@ def test_every_kind_is_listed_by_default(capsys):
 
 @pytest.mark.parametrize('kind', ['models', 'transforms'])
 def test_text_and_json_have_the_same_names(capsys, kind):
-    text, found = run(capsys, kind), json.loads(run(capsys, kind, '--json'))
-    assert found
-    assert all(one['name'] in text and one['line'] in text for one in found)
+    text, entries = run(capsys, kind), json.loads(run(capsys, kind, '--json'))
+    assert entries
+    assert all(entry['name'] in text and entry['line'] in text for entry in entries)
 
 
 def test_words_choose_names(capsys):
-    names = [one['name'] for one in json.loads(run(capsys, 'models', 'vit', 'detr', '--json'))]
+    names = [entry['name'] for entry in json.loads(run(capsys, 'models', 'vit', 'detr', '--json'))]
     assert names == ['detr', 'detr_panoptic', 'vit', 'vit_factorized']
     assert json.loads(run(capsys, 'variants', 'nothing', '--json')) == []
 
@@ -44,8 +44,12 @@ def test_words_that_choose_nothing_are_refused(capsys, kind):
 
 
 def test_experiments_show_their_arguments(capsys, repo):
-    found = json.loads(run(capsys, 'experiments', '--folder', f'{repo}/experiments/vit', '--json'))
-    (digits,) = (one for one in found if one['name'].endswith('digits.py'))
+    experiments = json.loads(
+        run(capsys, 'experiments', '--folder', f'{repo}/experiments/vit', '--json')
+    )
+    (digits,) = (
+        experiment for experiment in experiments if experiment['name'].endswith('digits.py')
+    )
     assert 'smoke' in digits['arguments'].split()
 
 
@@ -57,8 +61,8 @@ def test_experiments_and_sweeps_are_listed_by_the_command_that_takes_them(capsys
 
 
 def test_words_choose_keys_by_their_meaning(capsys):
-    found = json.loads(run(capsys, 'keys', 'beta distribution', '--json'))
-    assert 'mixup' in [key['name'] for key in found['config.task, name=classify']]
+    sections = json.loads(run(capsys, 'keys', 'beta distribution', '--json'))
+    assert 'mixup' in [key['name'] for key in sections['config.task, name=classify']]
 
 
 @pytest.mark.slow
@@ -71,10 +75,12 @@ def test_variants_are_a_table(capsys, monkeypatch):
 
 def test_released_checkpoints_have_two_lines_each(capsys):
     out = run(capsys, 'checkpoints').splitlines()
-    found = json.loads(run(capsys, 'checkpoints', '--json'))
+    checkpoints = json.loads(run(capsys, 'checkpoints', '--json'))
     names = [line.strip() for line in out if line.startswith('  ') and line[2] != ' ']
-    assert names == [one['name'] for one in found]
-    assert {line for line in out if line[0] != ' '} == {one['source'] for one in found}
+    assert names == [checkpoint['name'] for checkpoint in checkpoints]
+    assert {line for line in out if line[0] != ' '} == {
+        checkpoint['source'] for checkpoint in checkpoints
+    }
     assert max(len(line) for line in out if line.startswith('   ')) <= 100
     facts = ' '.join(out[out.index('  hf://facebook/dinov2-base') + 1].split())
     assert facts == '86.0 M 518 px LVD-142M, no labels 84.5 ImageNet, linear'

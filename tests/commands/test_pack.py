@@ -39,11 +39,11 @@ def contents(folder):
     return {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
 
 
-def assert_same_examples(one, other):
-    assert len(one) == len(other)
-    assert one.info == other.info
-    for i in range(len(one)):
-        a, b = one[i], other[i]
+def assert_same_examples(first, second):
+    assert len(first) == len(second)
+    assert first.info == second.info
+    for i in range(len(first)):
+        a, b = first[i], second[i]
         assert a.keys() == b.keys()
         for key, value in a.items():
             np.testing.assert_array_equal(value, b[key], err_msg=key)
@@ -100,25 +100,25 @@ def test_images_with_objects_are_not_reduced(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_processes_write_the_same_bytes(flowers, tmp_path):
-    one, several = tmp_path / 'one', tmp_path / 'several'
-    assert pack(f'folder:{flowers}', one) == 0
+    single, several = tmp_path / 'one', tmp_path / 'several'
+    assert pack(f'folder:{flowers}', single) == 0
     assert pack(f'folder:{flowers}', several, '--workers', '2') == 0
-    assert contents(one) == contents(several)
+    assert contents(single) == contents(several)
 
 
 @pytest.mark.slow
-def test_machines_of_beam_write_the_same_bytes(flowers, tmp_path, capsys):
+def test_beam_writes_the_same_bytes(flowers, tmp_path, capsys):
     pytest.importorskip('apache_beam', reason="pip install -e '.[beam]', into its own environment")
     splits = ('--split', 'train', '--split', 'test')
     assert pack(f'folder:{flowers}', tmp_path / 'one', *splits) == 0
-    words = ['pack', f'folder:{flowers}', str(tmp_path / 'beam'), '--per-shard', '5', *splits]
-    assert main([*words, '--beam=--runner=DirectRunner']) == 0
+    argv = ['pack', f'folder:{flowers}', str(tmp_path / 'beam'), '--per-shard', '5', *splits]
+    assert main([*argv, '--beam=--runner=DirectRunner']) == 0
     assert contents(tmp_path / 'one') == contents(tmp_path / 'beam')
     for file in (flowers / 'train' / 'rose').iterdir():
         file.write_bytes(b'no image')
-    words[2] = str(tmp_path / 'broken')
+    argv[2] = str(tmp_path / 'broken')
     capsys.readouterr()
-    assert main([*words, '--beam=--runner=DirectRunner']) == 2
+    assert main([*argv, '--beam=--runner=DirectRunner']) == 2
     printed = capsys.readouterr().err
     assert 'error: --beam: ' in printed and 'more than the 3 that are tolerated' in printed
     assert not (tmp_path / 'broken' / 'manifest.json').exists()
@@ -126,18 +126,18 @@ def test_machines_of_beam_write_the_same_bytes(flowers, tmp_path, capsys):
 
 def test_beam_where_it_is_not_installed(flowers, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, 'apache_beam', None)
-    words = ['pack', f'folder:{flowers}', str(tmp_path / 'out'), '--beam=']
-    assert main(words) == 2
+    argv = ['pack', f'folder:{flowers}', str(tmp_path / 'out'), '--beam=']
+    assert main(argv) == 2
     assert "pack --beam needs apache_beam: pip install -e '.[beam]'" in capsys.readouterr().err
     assert not (tmp_path / 'out').exists()
-    assert main([*words, '--workers', '2']) == 2
+    assert main([*argv, '--workers', '2']) == 2
     assert '--workers' in capsys.readouterr().err
 
 
 @pytest.mark.fault(88)
 def test_an_interrupted_packing_goes_on(flowers, tmp_path, monkeypatch, capsys):
-    whole, out = tmp_path / 'whole', tmp_path / 'out'
-    assert pack(f'folder:{flowers}', whole) == 0
+    uninterrupted, out = tmp_path / 'whole', tmp_path / 'out'
+    assert pack(f'folder:{flowers}', uninterrupted) == 0
     written = packing.write_shard
 
     def interrupted(job, at):
@@ -156,7 +156,7 @@ def test_an_interrupted_packing_goes_on(flowers, tmp_path, monkeypatch, capsys):
     before = first.stat().st_mtime_ns
     assert pack(f'folder:{flowers}', out) == 0
     assert first.stat().st_mtime_ns == before, 'a finished shard stays'
-    assert contents(out) == contents(whole)
+    assert contents(out) == contents(uninterrupted)
 
 
 def test_two_processes_do_not_write_one_folder(flowers, tmp_path, capsys):
@@ -202,7 +202,7 @@ def test_wrong_flags(flowers, tmp_path, capsys, flags, message):
     assert not (tmp_path / 'out').exists()
 
 
-def test_a_folder_with_other_files_is_left_alone(flowers, tmp_path, capsys):
+def test_a_folder_with_other_files_is_refused(flowers, tmp_path, capsys):
     assert pack(f'folder:{flowers}', flowers) == 2
     assert 'other files' in capsys.readouterr().err
     assert pack(f'folder:{flowers}', tmp_path / 'out') == 0
@@ -310,20 +310,20 @@ class Source(digits.Source):
 """
 
 
-def test_images_that_are_no_bytes_are_stored_as_they_are(tmp_path, monkeypatch, capsys, caplog):
+def test_images_of_other_types_are_stored_unchanged(tmp_path, monkeypatch, capsys, caplog):
     (tmp_path / 'float_lab').mkdir()
     (tmp_path / 'float_lab' / 'digits.py').write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
-    words = ['float_lab.digits:', tmp_path / 'out', '--split', 'train=train[:20]']
-    assert pack(*words) == 0
+    argv = ['float_lab.digits:', tmp_path / 'out', '--split', 'train=train[:20]']
+    assert pack(*argv) == 0
     assert "'image' holds nan" in caplog.text
     source, stored = (
         open_source('float_lab.digits:', 'train'),
-        open_source(f'packed:{words[1]}', 'train'),
+        open_source(f'packed:{argv[1]}', 'train'),
     )
     assert len(stored) == 19
     assert stored[5]['image'].dtype == np.float32
     np.testing.assert_array_equal(stored[5]['image'], source[6]['image'])
-    words[1] = tmp_path / 'small'
-    assert pack(*words, '--shorter-side', '4') == 2
+    argv[1] = tmp_path / 'small'
+    assert pack(*argv, '--shorter-side', '4') == 2
     assert 'float32' in capsys.readouterr().err

@@ -11,7 +11,7 @@ from vit_jax.errors import CommandFinished, nearest
 
 
 @pytest.mark.parametrize(
-    'words',
+    'argv',
     [
         'train --config experiments/vit/digits.py --workdri runs/a',
         'colorize --workdri=runs/a a.png',
@@ -19,8 +19,8 @@ from vit_jax.errors import CommandFinished, nearest
         'sweep work a --workdri runs/a',
     ],
 )
-def test_an_unknown_flag_is_named_before_what_is_missing(words, capsys):
-    assert cli.main(words.split()) == 2
+def test_an_unknown_flag_is_named_before_what_is_missing(argv, capsys):
+    assert cli.main(argv.split()) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "unknown flag '--workdri'; did you mean '--workdir'?" in line
 
@@ -46,7 +46,7 @@ def test_a_slice_that_is_not_there(name, says, repo, capsys):
 
 
 @pytest.mark.parametrize(
-    'words',
+    'argv',
     [
         'attention --workdir none a.png --out {}.png',
         'benchmark --config {config} --json {}.json',
@@ -68,11 +68,11 @@ def test_a_slice_that_is_not_there(name, says, repo, capsys):
     ],
 )
 def test_a_file_that_cannot_be_written_is_refused_before_anything_is_read(
-    words, repo, smoke_run, tmp_path, capsys
+    argv, repo, smoke_run, tmp_path, capsys
 ):
     (tmp_path / 'file').touch()
     out, config = f'{tmp_path}/file/out', f'{repo}/experiments/vit/digits.py:smoke'
-    assert cli.main(words.format(out, config=config, run=smoke_run).split()) == 2
+    assert cli.main(argv.format(out, config=config, run=smoke_run).split()) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith(f'cannot be written: {tmp_path}/file is not a folder')
 
@@ -89,26 +89,26 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_read(
     ],
 )
 def test_flags_that_name_no_job(flags, says, repo, tmp_path, capsys):
-    words = f'train --config {repo}/experiments/vit/digits.py:smoke --workdir {tmp_path}/run'
-    assert cli.main([*words.split(), *flags.split()]) == 2
+    argv = f'train --config {repo}/experiments/vit/digits.py:smoke --workdir {tmp_path}/run'
+    assert cli.main([*argv.split(), *flags.split()]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert says in line
     assert not (tmp_path / 'run').exists()
 
 
 @pytest.mark.parametrize(
-    'words',
+    'argv',
     [['{}'], ['{}@2'], ['{}/checkpoints/2'], ['--workdir', '{}'], ['--checkpoint', '{}']],
 )
-def test_a_run_is_named_first_or_by_a_flag(words, repo, capsys):
+def test_a_run_is_named_first_or_by_a_flag(argv, repo, capsys):
     run = repo / 'tests/golden/run_vit'
-    words = [word.format(run) for word in words]
-    assert cli.main(['evaluate', *words, '--split', 'test[:4]', '--json']) == 0
+    argv = [word.format(run) for word in argv]
+    assert cli.main(['evaluate', *argv, '--split', 'test[:4]', '--json']) == 0
     assert json.loads(capsys.readouterr().out)['step'] == 2
 
 
 @pytest.mark.parametrize(
-    ('words', 'names'),
+    ('argv', 'names'),
     [
         (['evaluate', '{}@3'], '3'),
         (['predict', '{}@last', 'a.png'], 'finished steps: 2'),
@@ -123,17 +123,17 @@ def test_a_run_is_named_first_or_by_a_flag(words, repo, capsys):
         (['attention', '{}@3', '--out', 'a.png', 'a.png'], '3'),
     ],
 )
-def test_a_model_that_is_not_there(words, names, repo, tmp_path, monkeypatch, capsys):
+def test_a_model_that_is_not_there(argv, names, repo, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     run = repo / 'tests/golden/run_vit'
-    assert cli.main([word.format(run) for word in words]) == 2
+    assert cli.main([word.format(run) for word in argv]) == 2
     *_, line = capsys.readouterr().err.splitlines()
     assert names in line
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
-    ('words', 'names'),
+    ('argv', 'names'),
     [
         ('launch slurm train {config} --workdir a', '-- train'),
         ('train {config} --config {config} --workdir a', '--config'),
@@ -143,12 +143,10 @@ def test_a_model_that_is_not_there(words, names, repo, tmp_path, monkeypatch, ca
         ('sweep status a --study none', "'a'"),
     ],
 )
-def test_subjects_that_are_missing_or_given_twice(
-    words, names, repo, tmp_path, monkeypatch, capsys
-):
+def test_subjects_that_are_missing_or_given_twice(argv, names, repo, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     config = f'{repo}/experiments/vit/digits.py:smoke'
-    assert cli.main(words.format(config=config, tmp=tmp_path).split()) == 2
+    assert cli.main(argv.format(config=config, tmp=tmp_path).split()) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert names in line
     assert not list(tmp_path.iterdir())
@@ -156,13 +154,13 @@ def test_subjects_that_are_missing_or_given_twice(
 
 @pytest.mark.parametrize('place', [0, 1, 3])
 def test_a_config_is_positional_at_any_place(place, repo, capsys):
-    file, rest = f'{repo}/experiments/vit/digits.py:smoke', ['--config.seed=7', '--workdir', 'a']
-    words = [*rest[:place], file, *rest[place:]]
-    args, config = train.parse(words)
+    file, others = f'{repo}/experiments/vit/digits.py:smoke', ['--config.seed=7', '--workdir', 'a']
+    argv = [*others[:place], file, *others[place:]]
+    args, config = train.parse(argv)
     assert (args.config, config.seed) == (file, 7)
-    assert rehearse.rehearsal_flags(['train', *words]) == ['--config', file, *rest]
+    assert rehearse.rehearsal_flags(['train', *argv]) == ['--config', file, *others]
     topology = ['--topology', 'v5e:2x2']
-    for command in (['data', file, rest[0]], ['preflight', *topology, file, rest[0]]):
+    for command in (['data', file, others[0]], ['preflight', *topology, file, others[0]]):
         config = launch.check_command(command)
         assert config is not None and config.seed == 7
     with pytest.raises(CommandFinished):
@@ -182,15 +180,15 @@ def test_help_shows_the_program_that_was_called(monkeypatch, capsys):
 def test_former_flags_still_work(tmp_path, capsys):
     table = tmp_path / 'points.csv'
     table.write_text('x,y\n' + ''.join(f'{x},{0.2 + 1 / x}\n' for x in (1, 2, 4, 8, 16, 32)))
-    words = ['scaling', 'fit', '--csv', str(table), '--x', 'x', '--y', 'y', '--form', 'power']
-    words += ['--bootstrap', '0']
-    assert cli.main([*words, '--json']) == 0
+    argv = ['scaling', 'fit', '--csv', str(table), '--x', 'x', '--y', 'y', '--form', 'power']
+    argv += ['--bootstrap', '0']
+    assert cli.main([*argv, '--json']) == 0
     printed = capsys.readouterr()
-    assert cli.main([*words, '--json', str(tmp_path / 'fit.json')]) == 0
+    assert cli.main([*argv, '--json', str(tmp_path / 'fit.json')]) == 0
     assert '--json' in capsys.readouterr().err and '--json' not in printed.err
     assert (tmp_path / 'fit.json').read_text() == printed.out
-    words = ['vocab', f'text:{tmp_path}/none.tsv', '--output', f'{table}/v.model']
-    assert cli.main(words) == 2
+    argv = ['vocab', f'text:{tmp_path}/none.tsv', '--output', f'{table}/v.model']
+    assert cli.main(argv) == 2
     assert '--out ' in capsys.readouterr().err
 
 
@@ -204,12 +202,12 @@ def test_former_flags_still_work(tmp_path, capsys):
     ],
 )
 def test_suggestions(name, choices, suggested):
-    found = re.findall(r"did you mean '(.*?)'", nearest('name', name, choices))
-    assert found == [suggested] * bool(suggested)
+    suggestion = re.findall(r"did you mean '(.*?)'", nearest('name', name, choices))
+    assert suggestion == [suggested] * bool(suggested)
 
 
 @pytest.mark.parametrize(
-    ('words', 'suggested'),
+    ('argv', 'suggested'),
     [
         (['--lr', '0.002'], '--config.optim.lr=0.002'),
         (['--epochs=50'], "--config.total='50 epochs'"),
@@ -218,7 +216,7 @@ def test_suggestions(name, choices, suggested):
         (['--config.optim.clip_norm=0.0'], 'None'),
     ],
 )
-def test_suggestions_repeat_the_value(words, suggested, repo, tmp_path, capsys):
+def test_suggestions_repeat_the_value(argv, suggested, repo, tmp_path, capsys):
     run = ['--workdir', str(tmp_path / 'run')]
-    assert cli.main(['train', f'{repo}/experiments/vit/digits.py', *run, *words]) == 2
+    assert cli.main(['train', f'{repo}/experiments/vit/digits.py', *run, *argv]) == 2
     assert suggested in capsys.readouterr().err

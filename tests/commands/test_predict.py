@@ -31,7 +31,7 @@ def files(tmp_path_factory):
 
 
 def probabilities(workdir, index):
-    """Of a test image, straight from the model."""
+    """Compute the probabilities of a test image directly with the model."""
     run = load.open_run(workdir)
     image = open_source('digits', 'test')[index]['image'][None].astype(np.float32)
     logits = jax.jit(run.model.apply)(run.variables, image / 127.5 - 1)['logits']
@@ -71,11 +71,11 @@ def test_a_table_an_image(smoke_run, files, capsys, tmp_path):
 def test_an_earlier_checkpoint(smoke_run, files, capsys):
     argv = ['predict', '--workdir', str(smoke_run), str(files[0]), '--json', '--step']
     assert cli.main([*argv, '10']) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found['step'] == 10
+    record = json.loads(capsys.readouterr().out)
+    assert record['step'] == 10
     named = ['--checkpoint', str(smoke_run / 'checkpoints' / '10'), str(files[0]), '--json']
     assert cli.main(['predict', *named]) == 0
-    assert json.loads(capsys.readouterr().out) == found
+    assert json.loads(capsys.readouterr().out) == record
     assert cli.main([*argv, '7']) == 2
     assert '10' in capsys.readouterr().err
 
@@ -83,7 +83,7 @@ def test_an_earlier_checkpoint(smoke_run, files, capsys):
 def test_mistakes_are_one_line(smoke_run, files, capsys, tmp_path):
     (tmp_path / 'text.png').write_text('not a picture')
     digit = str(files[0])
-    for words, message in [
+    for flags, message in [
         ([str(tmp_path / 'no.png')], 'No such file'),
         ([str(tmp_path / 'text.png')], 'text.png'),
         ([str(tmp_path / '*.jpg')], "*.jpg'"),
@@ -93,7 +93,7 @@ def test_mistakes_are_one_line(smoke_run, files, capsys, tmp_path):
         ([digit] * 101 + ['--out', str(tmp_path / 'a.png')], 'name a folder'),
         ([digit, '--workdir', str(tmp_path)], 'holds no run'),
     ]:
-        assert cli.main(['predict', '--workdir', str(smoke_run), *words]) == 2
+        assert cli.main(['predict', '--workdir', str(smoke_run), *flags]) == 2
         captured = capsys.readouterr()
         assert captured.out == ''
         assert captured.err.startswith('error: ')
@@ -121,38 +121,38 @@ def test_a_folder_with_a_broken_file_is_written_as_a_table(
         rows = list(csv.DictReader(opened))
     names = [tmp_path / 'in' / '0.png', tmp_path / 'in' / '1.png', files[2]]
     assert [row['image'] for row in rows] == [str(name) for name in names for _ in range(2)]
-    words = ['--json', '--table', str(tmp_path / 'a.parquet'), '--out', str(tmp_path / 'out')]
-    assert cli.main([*argv, *words]) == 1
+    flags = ['--json', '--table', str(tmp_path / 'a.parquet'), '--out', str(tmp_path / 'out')]
+    assert cli.main([*argv, *flags]) == 1
     output = json.loads(capsys.readouterr().out)
-    assert [one['image'] for one in output['left_out']] == [str(broken)]
+    assert [entry['image'] for entry in output['left_out']] == [str(broken)]
     stored = parquet.read_table(tmp_path / 'a.parquet').to_pylist()
-    expected = [one for image in output['images'] for one in image['predictions']]
-    assert [row['probability'] for row in stored] == [one['probability'] for one in expected]
+    expected = [entry for image in output['images'] for entry in image['predictions']]
+    assert [row['probability'] for row in stored] == [entry['probability'] for entry in expected]
     assert [float(row['probability']) for row in rows[:4]] == [
-        one['probability'] for one in expected
+        entry['probability'] for entry in expected
     ]
     assert sorted(path.name for path in (tmp_path / 'out').iterdir()) == ['0.png', '1.png']
 
 
 @pytest.mark.slow
 def test_files_of_equal_names_get_a_picture_each(smoke_run, files, capsys, tmp_path):
-    one, other = tmp_path / 'in' / 'a' / 'x.png', tmp_path / 'in' / 'b' / 'x.png'
-    for file, digit in ((one, files[0]), (other, files[1])):
+    first, second = tmp_path / 'in' / 'a' / 'x.png', tmp_path / 'in' / 'b' / 'x.png'
+    for file, digit in ((first, files[0]), (second, files[1])):
         file.parent.mkdir(parents=True)
         shutil.copy(digit, file)
     argv = ['predict', '--workdir', str(smoke_run), '--out', str(tmp_path / 'out')]
     assert cli.main([*argv, str(tmp_path / 'in')]) == 0
-    made = [tmp_path / 'out' / 'a' / 'x.png', tmp_path / 'out' / 'b' / 'x.png']
-    assert sorted((tmp_path / 'out').rglob('*.png')) == made
-    assert made[0].read_bytes() != made[1].read_bytes()
-    assert cli.main([*argv, str(one), str(one)]) == 2
+    pictures = [tmp_path / 'out' / 'a' / 'x.png', tmp_path / 'out' / 'b' / 'x.png']
+    assert sorted((tmp_path / 'out').rglob('*.png')) == pictures
+    assert pictures[0].read_bytes() != pictures[1].read_bytes()
+    assert cli.main([*argv, str(first), str(first)]) == 2
     assert 'x.png is the picture of two inputs: give each file once' in capsys.readouterr().err
-    assert cli.main([*argv[:-1], str(one.parent), str(one)]) == 2
+    assert cli.main([*argv[:-1], str(first.parent), str(first)]) == 2
     assert 'x.png would overwrite an input file' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ('words', 'name'),
+    ('argv', 'name'),
     [
         (['predict', '--workdir', 'RUN', 'FILE', '--out', 'FILE'], 'a.png'),
         (['predict', '--workdir', 'RUN', 'FOLDER', '--out', 'LINK'], 'a.png'),
@@ -165,7 +165,7 @@ def test_files_of_equal_names_get_a_picture_each(smoke_run, files, capsys, tmp_p
         (['translate', '--workdir', 'RUN', '--file', 'FILE', '--out', 'FILE'], 'a.txt'),
     ],
 )
-def test_inputs_are_not_overwritten(smoke_run, tmp_path, capsys, monkeypatch, words, name):
+def test_inputs_are_not_overwritten(smoke_run, tmp_path, capsys, monkeypatch, argv, name):
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'in').mkdir()
     file = tmp_path / 'in' / name
@@ -173,10 +173,10 @@ def test_inputs_are_not_overwritten(smoke_run, tmp_path, capsys, monkeypatch, wo
     (tmp_path / 'link.png').symlink_to(file)
     places = {'RUN': smoke_run, 'FILE': file, 'FOLDER': tmp_path / 'in', 'LINK': 'link.png'}
     for place, path in places.items():
-        words = [word.replace(place, str(path)) for word in words]
-    assert cli.main(words) == 2
+        argv = [word.replace(place, str(path)) for word in argv]
+    assert cli.main(argv) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert words[-2] in line
+    assert argv[-2] in line
     assert file.read_bytes() == b'the only copy' and (tmp_path / 'link.png').is_symlink()
 
 

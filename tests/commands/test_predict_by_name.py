@@ -113,14 +113,14 @@ def photos(tmp_path):
 
 @pytest.mark.slow
 def test_its_flags_choose_its_rows(run, photos, capsys):
-    words = ['predict', '--allow', 'toy_lab', '--workdir', str(run), *photos]
-    assert cli.main([*words, '--threshold', '0.3', '--json']) == 0
+    argv = ['predict', '--allow', 'toy_lab', '--workdir', str(run), *photos]
+    assert cli.main([*argv, '--threshold', '0.3', '--json']) == 0
     bright, dark = json.loads(capsys.readouterr().out)['images']
     assert bright['predictions'] == [
         {'brightness': pytest.approx(0.8), 'at': [20, 30, 1], 'noise': ANY}
     ]
     assert dark['predictions'] == []
-    assert cli.main([*words, '--threshold', '0.1']) == 0
+    assert cli.main([*argv, '--threshold', '0.1']) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split() for line in lines if '20, 30' in line] == [
         ['20,', '30,', '1', '0.8000'],
@@ -132,9 +132,9 @@ def test_its_flags_choose_its_rows(run, photos, capsys):
 def test_what_is_drawn_depends_on_the_seed_and_the_file(run, photos, capsys):
     drawn = []
     for seed, files in ((0, photos), (0, photos[::-1]), (1, photos)):
-        words = ['--threshold', '0', '--seed', str(seed), '--json']
+        flags = ['--threshold', '0', '--seed', str(seed), '--json']
         assert (
-            cli.main(['predict', '--allow', 'toy_lab', '--workdir', str(run), *files, *words]) == 0
+            cli.main(['predict', '--allow', 'toy_lab', '--workdir', str(run), *files, *flags]) == 0
         )
         images = json.loads(capsys.readouterr().out)['images']
         drawn.append([image['predictions'][0]['noise'] for image in images])
@@ -155,16 +155,16 @@ def test_its_picture(run, photos, tmp_path, capsys):
 
 
 def test_a_picture_of_every_file(run, photos, tmp_path):
-    words = ['predict', '--allow', 'toy_lab', '--workdir', str(run), *photos]
-    assert cli.main([*words, '--out', str(tmp_path / 'pictures')]) == 0
+    argv = ['predict', '--allow', 'toy_lab', '--workdir', str(run), *photos]
+    assert cli.main([*argv, '--out', str(tmp_path / 'pictures')]) == 0
     names = {path.name for path in (tmp_path / 'pictures').iterdir()}
     assert names == {'bright.png', 'dark.png'}
 
 
 def test_defaults_show_any_task(lab, run, photos, tmp_path, capsys):
     (lab / 'viz' / 'glow.py').write_text(DEFAULTS)
-    words = ['predict', '--allow', 'toy_lab', '--workdir', str(run), '--json', *photos]
-    assert cli.main([*words, '--out', str(tmp_path / 'out.png')]) == 0
+    argv = ['predict', '--allow', 'toy_lab', '--workdir', str(run), '--json', *photos]
+    assert cli.main([*argv, '--out', str(tmp_path / 'out.png')]) == 0
     bright, _ = json.loads(capsys.readouterr().out)['images']
     rows = {row['array']: row for row in bright['predictions']}
     assert rows['brightness'] == {
@@ -178,12 +178,12 @@ def test_defaults_show_any_task(lab, run, photos, tmp_path, capsys):
 def test_help_shows_the_flags_of_the_task(run, capsys):
     with pytest.raises(SystemExit):
         cli.main(['predict', '--allow', 'toy_lab', '--workdir', str(run), '--help'])
-    said = capsys.readouterr().out
-    assert '--threshold' in said and '--top' not in said
+    output = capsys.readouterr().out
+    assert '--threshold' in output and '--top' not in output
 
 
 @pytest.mark.parametrize(
-    ('change', 'words', 'message'),
+    ('change', 'argv', 'message'),
     [
         ({}, ['--top', '3'], "unknown flag '--top'"),
         ({}, ['--out', 'a.bmp'], 'must end in .png'),
@@ -192,12 +192,12 @@ def test_help_shows_the_flags_of_the_task(run, capsys):
         ({'tasks/glow.py': TASK.replace('predict', 'foresee')}, [], 'has no predictions'),
     ],
 )
-def test_mistakes_are_one_line(lab, run, photos, capsys, change, words, message):
+def test_mistakes_are_one_line(lab, run, photos, capsys, change, argv, message):
     for name, text in change.items():
         (lab / name).unlink()
         if text is not None:
             (lab / name).write_text(text)
-    assert cli.main(['predict', '--allow', 'toy_lab', '--workdir', str(run), *photos, *words]) == 2
+    assert cli.main(['predict', '--allow', 'toy_lab', '--workdir', str(run), *photos, *argv]) == 2
     captured = capsys.readouterr()
     assert captured.out == ''
     *notes, line = captured.err.splitlines()
@@ -209,5 +209,5 @@ def test_a_task_outside_of_a_package_of_tasks(lab, run, photos, capsys):
     text = (run / 'config.json').read_text()
     (run / 'config.json').write_text(text.replace('toy_lab.tasks.glow', 'toy_lab.glow'))
     assert cli.main(['predict', '--allow', 'toy_lab', '--workdir', str(run), *photos]) == 2
-    said = "put the task into a package named tasks, such as 'my_lab.tasks.foo'"
-    assert said in capsys.readouterr().err
+    line = "put the task into a package named tasks, such as 'my_lab.tasks.foo'"
+    assert line in capsys.readouterr().err

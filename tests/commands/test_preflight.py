@@ -73,9 +73,9 @@ def fake_compiler(monkeypatch):
     return asked
 
 
-def test_numbers_of_a_run_are_those_of_its_step(fake_compiler, capsys):
-    words = ('--config', DIGITS, '--topology', 'v5e:2x2', '--price', '2', '--json')
-    assert run(*words) == 0
+def test_numbers_of_a_run_follow_from_its_step(fake_compiler, capsys):
+    argv = ('--config', DIGITS, '--topology', 'v5e:2x2', '--price', '2', '--json')
+    assert run(*argv) == 0
     record = json.loads(capsys.readouterr().out)
     (step,) = record['steps']
     assert step['bytes'] == 2 * 4096
@@ -86,8 +86,8 @@ def test_numbers_of_a_run_are_those_of_its_step(fake_compiler, capsys):
 
 
 def test_gpus_have_the_memory_that_jax_allocates(fake_compiler, monkeypatch, capsys):
-    words = ('--config', DIGITS, '--topology', 'h100:4', '--price', '2')
-    assert run(*words, '--json') == 0
+    argv = ('--config', DIGITS, '--topology', 'h100:4', '--price', '2')
+    assert run(*argv, '--json') == 0
     record = json.loads(capsys.readouterr().out)
     (step,) = record['steps']
     assert step['usable'] == 0.75 * topology.GPUS['h100'].hbm
@@ -95,38 +95,38 @@ def test_gpus_have_the_memory_that_jax_allocates(fake_compiler, monkeypatch, cap
     assert record['run']['cost'] == pytest.approx(2 * 4 * step['bound'])
     # The compiler of GPUs does not refuse a step that is too large.
     monkeypatch.setenv(topology.MEMORY_FRACTIONS[0], '1e-8')
-    assert run(*words) == EXIT_FAILED
+    assert run(*argv) == EXIT_FAILED
     printed = capsys.readouterr().out
     assert 'does not fit' in printed and 'at least' not in printed.partition('with ')[0]
     assert '--config.parallel.fsdp=4 ' in printed
 
 
 def test_exchanges_between_slices_are_a_table_and_in_the_record(fake_compiler, capsys):
-    words = ('--config', DIGITS, '--topology', 'v5litepod-4 x 2')
-    assert run(*words) == 0
+    argv = ('--config', DIGITS, '--topology', 'v5litepod-4 x 2')
+    assert run(*argv) == 0
     shown = capsys.readouterr().out
     assert 'on 2xv5e:2x2' in shown and 'on 8 chips' in shown
     for name in ('25 Gb/s, as scheduled', '50 Gb/s, at best', '100 Gb/s, at best'):
         assert name in shown
     assert fake_compiler[0]['topology'] == '2xv5e:2x2'
-    assert run(*words, '--json') == 0
+    assert run(*argv, '--json') == 0
     (step,) = json.loads(capsys.readouterr().out)['steps']
     assert step['crossing']['slices'] == 2
     assert step['crossing']['speeds'][2]['best'].keys() >= {'hidden', 'step', 'pays_from'}
-    assert run(*words[:-1], 'v5e:2x2', '--json') == 0
+    assert run(*argv[:-1], 'v5e:2x2', '--json') == 0
     (step,) = json.loads(capsys.readouterr().out)['steps']
     assert step['crossing'] is None
 
 
 def test_parameters_that_do_not_fit_are_split_within_a_slice(fake_compiler, capsys):
-    words = ('--config', DIGITS, '--topology', '2xv5e:2x2', '--config.batch_size=128')
-    assert run(*words) == EXIT_FAILED
+    argv = ('--config', DIGITS, '--topology', '2xv5e:2x2', '--config.batch_size=128')
+    assert run(*argv) == EXIT_FAILED
     assert '--config.parallel.fsdp=4 ' in capsys.readouterr().out
 
 
 def test_what_does_not_fit_is_compiled_with_each_remedy(fake_compiler, capsys):
-    words = ('--config', DIGITS, '--topology', 'v5e:2x2', '--config.batch_size=128')
-    assert run(*words) == EXIT_FAILED
+    argv = ('--config', DIGITS, '--topology', 'v5e:2x2', '--config.batch_size=128')
+    assert run(*argv) == EXIT_FAILED
     printed = capsys.readouterr().out
     assert 'does not fit: 32 of 16 GiB' in printed
     policies = ('model.remat=dots', 'model.remat=names', 'model.remat=nothing')
@@ -138,18 +138,18 @@ def test_what_does_not_fit_is_compiled_with_each_remedy(fake_compiler, capsys):
     assert fake_compiler[4]['config']['parallel']['fsdp'] == 4
     insufficient = 'none of these is enough'
     assert insufficient not in printed
-    assert run(*words[:-1], '--config.batch_size=256') == EXIT_FAILED
+    assert run(*argv[:-1], '--config.batch_size=256') == EXIT_FAILED
     assert insufficient in capsys.readouterr().out
 
 
-def test_scan_that_does_not_fit_is_told_why(fake_compiler, capsys):
-    words = ('--config', DIGITS, '--topology', 'v5e:2x2', '--config.batch_size=128')
-    assert run(*words, '--config.model.scan=True') == EXIT_FAILED
+def test_scan_that_does_not_fit_is_explained(fake_compiler, capsys):
+    argv = ('--config', DIGITS, '--topology', 'v5e:2x2', '--config.batch_size=128')
+    assert run(*argv, '--config.model.scan=True') == EXIT_FAILED
     printed = capsys.readouterr().out
     assert 'model.scan=True without model.remat keeps all' in printed
     for override in ('model.remat=dots', 'model.remat=names', 'model.scan=False'):
         assert f'--config.{override} ' in printed
-    assert run(*words, '--config.model.scan=True', '--config.model.remat=names') == EXIT_FAILED
+    assert run(*argv, '--config.model.scan=True', '--config.model.remat=names') == EXIT_FAILED
     printed = capsys.readouterr().out
     assert 'without model.remat' not in printed
     assert 'model.remat=dots' not in printed, 'it keeps more than names do'
@@ -172,38 +172,41 @@ def test_inference_is_compiled_for_a_run_or_a_config(fake_compiler, smoke_run, c
     assert int(rate.replace(',', '')) == pytest.approx(64 / (2 * 4096 / 819e9), rel=1e-3)
     assert 'the run: ' not in printed, 'nothing is trained'
     fake_compiler.clear()
-    words = ('--batch-size', '16', '--predict', '--json')
-    assert run('--config', DIGITS, *slice_, *words) == 0, 'no matter how long it would train'
+    argv = ('--batch-size', '16', '--predict', '--json')
+    assert run('--config', DIGITS, *slice_, *argv) == 0, 'no matter how long it would train'
     (step,) = json.loads(capsys.readouterr().out)['steps']
     assert step['rows'] == 16 and step['examples_per_sec_bound'] > 0
     assert [request['step'] for request in fake_compiler] == ['predict']
-    for words in (['--accum', 'fit'], ['--data-rate']):
+    for argv in (['--accum', 'fit'], ['--data-rate']):
         with pytest.raises(UserError, match='training step'):
-            command.main(['--workdir', str(smoke_run), *slice_, *words])
+            command.main(['--workdir', str(smoke_run), *slice_, *argv])
 
 
 @pytest.mark.slow
 def test_the_step_of_prediction_can_be_lowered(one_device):
     config = load.load(LINEAR)
     facts = cost.data_facts(config)
-    made, _ = ahead_of_time.program(facts, jax.devices()[:1])
-    assert 'predict_step' in ahead_of_time.lower(made, facts.kinds[-1], 'predict').as_text()[:200]
+    lowered_steps, _ = ahead_of_time.program(facts, jax.devices()[:1])
+    assert (
+        'predict_step'
+        in ahead_of_time.lower(lowered_steps, facts.kinds[-1], 'predict').as_text()[:200]
+    )
 
 
-def test_a_schedule_that_does_not_fit_is_said_after_the_answer(fake_compiler, capsys):
-    words = ('--config', DIGITS, '--topology', 'v5e:2x2')
-    assert run(*words, '--batch-size', 'fit') == 0, 'the batch is the answer'
+def test_a_schedule_that_does_not_fit_is_noted_after_the_answer(fake_compiler, capsys):
+    argv = ('--config', DIGITS, '--topology', 'v5e:2x2')
+    assert run(*argv, '--batch-size', 'fit') == 0, 'the batch is the answer'
     shown = capsys.readouterr()
     assert 'batch 64 on' in shown.out
     (line,) = shown.err.splitlines()
     assert 'batch_size=64, train refuses the 3,600 steps of this run: a warm-up that is' in line
-    assert run(*words, '--config.batch_size=16') == 2
+    assert run(*argv, '--config.batch_size=16') == 2
     shown = capsys.readouterr()
     assert 'batch 16 on' in shown.out and shown.err.startswith('error: train refuses')
 
 
 @pytest.mark.parametrize(
-    ('bounds', 'tried', 'taken', 'said'),
+    ('bounds', 'tried', 'taken', 'advice'),
     [
         ({1: 10, 2: 7, 4: 5, 8: 5}, 4, 4, 'step.accum_steps=4 pays: the bound falls by 50%'),
         ({1: 10, 2: 9.5, 4: 9.6}, 3, 1, 'does not pay: it lowers the bound by 5% with 2'),
@@ -212,7 +215,7 @@ def test_a_schedule_that_does_not_fit_is_said_after_the_answer(fake_compiler, ca
         ({1: None, 2: 9, 4: 5, 8: 5}, 4, 4, 'step.accum_steps=4 pays'),
     ],
 )
-def test_microbatches_are_taken_where_they_pay(bounds, tried, taken, said, monkeypatch, capsys):
+def test_microbatches_are_taken_where_they_pay(bounds, tried, taken, advice, monkeypatch, capsys):
     """`bounds`: seconds of a step by microbatches; None where it does not fit."""
     asked = []
 
@@ -228,10 +231,10 @@ def test_microbatches_are_taken_where_they_pay(bounds, tried, taken, said, monke
 
     monkeypatch.setattr(preflight, 'preflight', told)
     monkeypatch.setattr(topology, 'require_compiler', lambda _: None)
-    words = ('--config', DIGITS, '--topology', 'v5e:2x2', '--config.batch_size=256')
-    assert run(*words, '--accum', 'fit') == 0
+    argv = ('--config', DIGITS, '--topology', 'v5e:2x2', '--config.batch_size=256')
+    assert run(*argv, '--accum', 'fit') == 0
     printed = capsys.readouterr().out
-    assert said in printed
+    assert advice in printed
     assert asked == [2**i for i in range(tried)], 'until the bound falls no more, each once'
     (line,) = [line for line in printed.splitlines() if line.startswith(f'{taken} ')]
     assert line.split()[1] == str(64 // taken)
@@ -262,34 +265,34 @@ def test_the_costliest_parts_are_shown_before_copies_that_run_meanwhile(
     assert shown[-1].startswith(preflight.ASYNC_COPIES)
 
 
-def test_copies_that_run_meanwhile_are_no_part_of_the_time():
-    found = [
+def test_asynchronous_copies_do_not_count():
+    parts = [
         roofline.Operation('tail', 'bitcast', 0, 0, 1),
         roofline.Operation('mlp', 'fusion', 197 * 10**9, 8, 1),
         roofline.Operation('mlp', 'copy-start', 0, 819 * 10**7, 1, asynchronous=True),
     ]
-    costs = preflight.costs_of(found, topology.parse('v5e:2x2'))
+    costs = preflight.costs_of(parts, topology.parse('v5e:2x2'))
     assert [cost.path for cost in costs] == ['mlp', 'tail', preflight.ASYNC_COPIES]
     assert [cost.seconds for cost in costs] == pytest.approx([1e-3, 0, 1e-2])
 
 
 def test_the_data_rate_of_a_host_is_shown_with_its_cores(fake_compiler, capsys, monkeypatch):
     monkeypatch.setattr(pipeline, 'SECONDS', 0.05)
-    words = ('--config', DIGITS, '--topology', 'v5litepod-16', '--data-rate', '--mfu', '1e-6')
-    assert run(*words, '--json') == 0
+    argv = ('--config', DIGITS, '--topology', 'v5litepod-16', '--data-rate', '--mfu', '1e-6')
+    assert run(*argv, '--json') == 0
     record = json.loads(capsys.readouterr().out)
-    seconds, found = record['run']['seconds'], record['data_rate']
-    assert found['hosts'] == 4
-    bound, given = found['needs']
+    seconds, json_record = record['run']['seconds'], record['data_rate']
+    assert json_record['hosts'] == 4
+    bound, expected = json_record['needs']
     rows = record['steps'][0]['rows']
     assert bound['per_host'] == pytest.approx(rows / seconds / 4)
-    assert given['per_host'] == pytest.approx(rows * 16 * 197e12 * 1e-6 / 300 / 4)
-    assert given['mfu'] == 1e-6
-    assert bound['cores'] == -(-bound['per_host'] // found['per_core_per_sec'])
-    assert run(*words) == 0
+    assert expected['per_host'] == pytest.approx(rows * 16 * 197e12 * 1e-6 / 300 / 4)
+    assert expected['mfu'] == 1e-6
+    assert bound['cores'] == -(-bound['per_host'] // json_record['per_core_per_sec'])
+    assert run(*argv) == 0
     printed = capsys.readouterr().out
     assert 'v5e:4x4 is 4 hosts of 4 chips; a core of this machine delivers ' in printed
-    assert run(*words[:-1], '1') == 0
+    assert run(*argv[:-1], '1') == 0
     printed = capsys.readouterr().out
     assert 'at the bound' in printed and 'at the given' not in printed, 'no run is that fast'
 
@@ -327,8 +330,8 @@ def test_every_run_of_a_sweep_is_priced(fake_compiler, capsys, tmp_path):
         'def get_sweep(arg=None):\n'
         f'    return Sweep({DIGITS!r}, "test/loss", points=grid({{"batch_size": [32, 128]}}))\n'
     )
-    words = ('--sweep', str(sweep), '--topology', 'v5e:2x2', '--price', '3')
-    assert run(*words) == EXIT_FAILED
+    argv = ('--sweep', str(sweep), '--topology', 'v5e:2x2', '--price', '3')
+    assert run(*argv) == EXIT_FAILED
     printed = capsys.readouterr().out
     assert '…' not in printed, 'nothing is cut off where there is no terminal'
     fits, not_, total = printed.splitlines()[-3:]
@@ -354,24 +357,24 @@ def test_a_run_of_a_sweep_that_is_refused_loses_no_other(fake_compiler, capsys, 
 
 
 def test_nothing_is_rented_for_what_does_not_fit(fake_compiler, capsys):
-    words = ['sky', '--tpu', 'v5litepod-4', '--preflight', '--dry-run', '--', 'train', '--workdir']
+    argv = ['sky', '--tpu', 'v5litepod-4', '--preflight', '--dry-run', '--', 'train', '--workdir']
     config = ['gs://bucket/run', '--config', DIGITS, '--config.batch_size=128']
     with pytest.raises(UserError, match='does not fit on v5litepod-4'):
-        launch.main([*words, *config])
+        launch.main([*argv, *config])
     capsys.readouterr()
-    assert launch.main([*words, *config[:-1]]) == 0
+    assert launch.main([*argv, *config[:-1]]) == 0
     printed = capsys.readouterr()
     assert 'fits: ' in printed.err
     assert 'GiB' not in printed.out, 'that is the job alone'
     assert 'v5litepod-4' in printed.out
 
 
-def test_a_mistake_is_told_in_one_line(fake_compiler):
+def test_a_mistake_is_one_line(fake_compiler):
     with pytest.raises(UserError, match='one of CONFIG'):
         command.main(['--topology', 'v5e:2x2'])
-    for words in (['--batch-size', 'fit'], ['--accum', 'fit'], ['--out', 'costs.png']):
+    for argv in (['--batch-size', 'fit'], ['--accum', 'fit'], ['--out', 'costs.png']):
         with pytest.raises(UserError, match='--sweep cannot be combined with'):
-            command.main(['--sweep', 'sweep.py', '--topology', 'v5e:2x2', *words])
+            command.main(['--sweep', 'sweep.py', '--topology', 'v5e:2x2', *argv])
 
 
 @pytest.mark.parametrize(
@@ -445,8 +448,8 @@ def test_on_gpus_196_tokens_need_no_copies_to_200(attention, tokens):
     request = {'config': config.to_dict(), 'topology': 'h100:1', 'step': 'train', 'kind': -1}
     request |= {'examples': None, 'image_size': None}
     module = hlo.parse(compile_for.compile_step(request, ahead_of_time.PROGRAM).module)
-    found = [op for computation in module.computations.values() for op in computation]
-    sides = {side for op in found for array in op.arrays for side in array.shape}
+    copies = [op for computation in module.computations.values() for op in computation]
+    sides = {side for op in copies for array in op.arrays for side in array.shape}
     assert {side for side in sides if 196 <= side < 224} == tokens
     fused = [op for op in module.entry if op.target.startswith('__cudnn$fmha')]
     assert len(fused) == (2 if attention == 'auto' else 0)
@@ -474,7 +477,7 @@ def test_what_is_wrong_in_the_other_process_is_told_here():
 
 
 TPU_PAGE, KERNELS_PAGE = ((ROOT / 'docs' / f'{name}.md').read_text() for name in ('tpu', 'kernels'))
-# What the page says that it answered, by command.
+# {command: output on the page}
 ANSWERS = dict(
     re.findall(r'^\| `(--[^`]+ --topology [^`]+)` \| ([^|]+) \|', TPU_PAGE, re.MULTILINE)
 )
@@ -495,8 +498,8 @@ def test_commands_of_the_page_run_as_they_are_printed(line, tmp_path, monkeypatc
     (tmp_path / 'experiments').symlink_to(ROOT / 'experiments')
     answer = (PRINTED | ANSWERS)[line]
     # The sweep of the paper has twelve runs.
-    words = shlex.split(line.replace('vit_data_size.py:vit', 'vit_data_size.py:smoke'))
-    assert run(*words) == (EXIT_FAILED if 'exit code 1' in answer else 0)
+    argv = shlex.split(line.replace('vit_data_size.py:vit', 'vit_data_size.py:smoke'))
+    assert run(*argv) == (EXIT_FAILED if 'exit code 1' in answer else 0)
     shown = capsys.readouterr().out
     if memory := re.match(r'[\d.]+ of [\d.]+ GiB', answer):
         assert memory[0] in shown
@@ -507,9 +510,9 @@ def test_commands_of_the_page_run_as_they_are_printed(line, tmp_path, monkeypatc
 def test_a_warm_up_longer_than_the_run_is_no_part_of_the_step(one_device):
     """It is what `train` refuses; what does not depend on it is refused here."""
     config = load.load(LINEAR, ['total=20 steps', 'optim.schedule.warmup=100'])
-    made, refusal = ahead_of_time.program(cost.data_facts(config), jax.devices()[:1])
+    steps, refusal = ahead_of_time.program(cost.data_facts(config), jax.devices()[:1])
     assert 'warmup of 100' in refusal and 'do not fit into 20 steps' in refusal
-    assert made.abstract_state.step.shape == ()
+    assert steps.abstract_state.step.shape == ()
     config = load.load(LINEAR, ['optim.schedule.name=stair'])
     with pytest.raises(UserError, match='stair'):
         ahead_of_time.program(cost.data_facts(config), jax.devices()[:1])

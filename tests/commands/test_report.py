@@ -17,10 +17,10 @@ from vit_jax.__main__ import main
 HOSTILE = '<img src=x onerror=alert(1)>\x1b'
 
 
-def report(capsys, *words: object) -> tuple[int, str]:
-    code = main(['report', *map(str, words)])
-    found = capsys.readouterr()
-    return code, found.out + found.err
+def report(capsys, *argv: object) -> tuple[int, str]:
+    code = main(['report', *map(str, argv)])
+    output = capsys.readouterr()
+    return code, output.out + output.err
 
 
 @pytest.fixture
@@ -47,16 +47,16 @@ def loaded(page: str) -> list[str]:
 
 def test_a_run_is_one_file_with_everything_inside(smoke_run, tmp_path, capsys):
     out = tmp_path / 'new' / 'one.html'
-    code, said = report(capsys, smoke_run, '--out', out)
+    code, output = report(capsys, smoke_run, '--out', out)
     page = out.read_text()
-    assert code == 0 and said.startswith(f'{out}: 1 run, ')
+    assert code == 0 and output.startswith(f'{out}: 1 run, ')
     assert [p.name for p in out.parent.iterdir()] == ['one.html']
     assert loaded(page) == [] and 'http' not in page.replace('http-equiv', '')
     assert '<script' not in page and "default-src 'none'" in page
     assert 'finished after 20 steps' in page and '&quot;batch_size&quot;' in page
     assert page.count('src="data:image/svg+xml;base64,') >= 4
     *curves, time = re.findall(r'<img alt="([^"]*)"', page)
-    assert all('ends at' in words for words in curves) and re.search(r'run: [\d.]+% steps', time)
+    assert all('ends at' in parts for parts in curves) and re.search(r'run: [\d.]+% steps', time)
     for row in ('test/accuracy', 'parameters', 'examples', 'chip-hours', 'FLOPs', 'jax', 'python'):
         assert f'<td>{row}</td>' in page
     assert re.search(r'<td>20</td><td>\d+</td><td>[0-9a-f]{64}</td>', page)  # a step's digest
@@ -69,9 +69,9 @@ def test_several_runs_show_their_differences_and_names_are_escaped(
     smoke_run, hostile_run, tmp_path, capsys
 ):
     out = tmp_path / 'two.html'
-    code, said = report(capsys, smoke_run, hostile_run, hostile_run, '--out', out)
+    code, output = report(capsys, smoke_run, hostile_run, hostile_run, '--out', out)
     page = out.read_text()
-    assert code == 0 and ': 2 runs, ' in said
+    assert code == 0 and ': 2 runs, ' in output
     assert re.search(r'<td>config.seed</td><td>\d+</td><td>7</td>', page)
     assert '<td>config.batch_size</td>' not in page
     assert '<script' not in page and loaded(re.sub(r'&lt;.*?&gt;', '', page)) == []
@@ -107,8 +107,8 @@ def test_pictures_that_are_large_are_named_and_links_left_out(tmp_path, capsys):
 def test_damaged_metadata_are_one_line(smoke_run, tmp_path, capsys):
     run = pathlib.Path(shutil.copytree(smoke_run, tmp_path / 'run'))
     (run / 'checkpoints' / '20' / 'meta' / 'metadata').write_text('{"confi')
-    code, said = report(capsys, run, '--out', tmp_path / 'a.html')
-    assert code == 2 and 'damaged metadata' in said and said.count('\n') == 1
+    code, line = report(capsys, run, '--out', tmp_path / 'a.html')
+    assert code == 2 and 'damaged metadata' in line and line.count('\n') == 1
     assert not (tmp_path / 'a.html').exists()
 
 
@@ -116,7 +116,7 @@ def test_mistakes_are_one_line_and_leave_no_file(smoke_run, tmp_path, capsys):
     (tmp_path / 'file').touch()
     (tmp_path / 'folder.html').mkdir()
     before = sorted(tmp_path.rglob('*'))
-    for words, says in (
+    for argv, text in (
         ((tmp_path / 'none', '--out', tmp_path / 'a.html'), 'holds no run'),
         ((smoke_run, tmp_path / 'none', '--out', tmp_path / 'a.html'), 'holds no run'),
         ((smoke_run, '--out', tmp_path / 'a.pdf'), 'the name must end in .html'),
@@ -124,8 +124,8 @@ def test_mistakes_are_one_line_and_leave_no_file(smoke_run, tmp_path, capsys):
         ((smoke_run, '--out', tmp_path / 'file' / 'a.html'), 'cannot be written'),
         ((), 'RUN'),
     ):
-        code, said = report(capsys, *words)
-        assert code == 2 and says in said and said.count('\n') == 1 and said[:6] == 'error:'
+        code, line = report(capsys, *argv)
+        assert code == 2 and text in line and line.count('\n') == 1 and line[:6] == 'error:'
     assert sorted(tmp_path.rglob('*')) == before
 
 
@@ -150,7 +150,7 @@ def test_in_a_browser_drawings_are_enlarged_and_nothing_runs(
     page = tmp_path / 'pages' / 'report.html'
     assert report(capsys, smoke_run, hostile_run, '--out', page)[0] == 0
     with serve(page.parent) as server:
-        found, errors = probe(server, ['report.html'], LOOK, width)
-    whole, before, after, scripts = found['report.html']
+        results, errors = probe(server, ['report.html'], LOOK, width)
+    page_width, before, after, scripts = results['report.html']
     assert errors == [] and server.missing <= {'/favicon.ico'} and scripts == 0
-    assert whole <= width and after > 1.5 * before
+    assert page_width <= width and after > 1.5 * before

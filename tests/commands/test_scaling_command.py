@@ -32,14 +32,14 @@ def points(tmp_path):
     return path
 
 
-def run(capsys, *words):
-    assert cli.main(['scaling', *map(str, words)]) == 0
+def run(capsys, *argv):
+    assert cli.main(['scaling', *map(str, argv)]) == 0
     return capsys.readouterr().out
 
 
 def test_fit_as_json(points, capsys):
-    words = ['--csv', points, *COLUMNS, '--by', 'model', '--form', 'shifted', '--json']
-    result = json.loads(run(capsys, 'fit', *words))
+    argv = ['--csv', points, *COLUMNS, '--by', 'model', '--form', 'shifted', '--json']
+    result = json.loads(run(capsys, 'fit', *argv))
     assert [curve['by'] for curve in result['curves']] == [{'model': 'S'}, {'model': 'B'}]
     first = result['curves'][0]
     assert first['params']['c'] == pytest.approx(0.3, rel=0.01)
@@ -50,9 +50,9 @@ def test_fit_as_json(points, capsys):
 
 def test_fit_as_a_table(points, tmp_path, capsys):
     file = tmp_path / 'new' / 'fit.json'
-    words = ['--csv', points, *COLUMNS, '--by', 'model', '--against', 'm2,power', '--json', file]
-    words += ['--form', 'shifted']
-    lines = run(capsys, 'fit', *words).splitlines()
+    argv = ['--csv', points, *COLUMNS, '--by', 'model', '--against', 'm2,power', '--json', file]
+    argv += ['--form', 'shifted']
+    lines = run(capsys, 'fit', *argv).splitlines()
     assert lines[0] == 'shifted: a (x + d)^-b + c'
     assert ' '.join(lines[1].split()) == 'model points a b c d held out m2 power'
     assert [line.split()[0] for line in lines[2:4]] == ['S', 'B']
@@ -63,13 +63,13 @@ def test_fit_as_a_table(points, tmp_path, capsys):
 @pytest.mark.parametrize('suffix', ['png', pytest.param('svg', marks=pytest.mark.long)])
 def test_plot(points, tmp_path, capsys, suffix):
     path = tmp_path / f'curves.{suffix}'
-    words = ['--csv', points, *COLUMNS, '--by', 'model', '--form', 'shifted', '--output', path]
-    run(capsys, 'plot', *words)
+    argv = ['--csv', points, *COLUMNS, '--by', 'model', '--form', 'shifted', '--output', path]
+    run(capsys, 'plot', *argv)
     assert path.read_bytes()[:5] in (b'\x89PNG\r', b'<?xml')
 
 
 @pytest.mark.parametrize(
-    ('words', 'message'),
+    ('argv', 'message'),
     [
         (['fitt'], "unknown subcommand 'fitt'; did you mean 'fit'"),
         (['fit', '--csv', 'nowhere.csv', *COLUMNS], "--csv 'nowhere.csv' cannot be read"),
@@ -81,9 +81,9 @@ def test_plot(points, tmp_path, capsys, suffix):
         (['collect', 'nowhere'], "'nowhere' holds no run"),
     ],
 )
-def test_mistakes_are_one_line(points, words, message):
+def test_mistakes_are_one_line(points, argv, message):
     with pytest.raises(UserError) as caught:
-        scaling.main([str(points) if word == 'POINTS' else word for word in words])
+        scaling.main([str(points) if word == 'POINTS' else word for word in argv])
     assert message in str(caught.value)
     assert '\n' not in str(caught.value)
 
@@ -107,7 +107,7 @@ def test_collect_reads_a_real_run(smoke_run, capsys):
     assert int(row['data_size']) > 0
 
 
-def test_flops_of_text_are_those_of_its_buckets(repo):
+def test_flops_of_text_depend_on_its_buckets(repo):
     config = load.load(f'{repo}/experiments/translate/synthetic.py:smoke')
     config.model.vocab_size = 14
     model, _ = load.model_and_task(config)
@@ -128,8 +128,8 @@ def test_report_writes_everything(tmp_path, capsys):
         (folder / 'metrics.jsonl').write_text(json.dumps(line) + '\n')
         (folder / 'result.json').write_text('{}')
     out = tmp_path / 'out'
-    said = run(capsys, 'report', tmp_path / 'runs', '--output', out, '--bootstrap', 3)
-    assert '12 of 12 runs' in said
+    output = run(capsys, 'report', tmp_path / 'runs', '--output', out, '--bootstrap', 3)
+    assert '12 of 12 runs' in output
     formats = ('json', 'md', 'html', 'png', 'svg')
     names = {'runs.csv', *(f'scaling.{suffix}' for suffix in formats)}
     assert {path.name for path in out.iterdir()} == names
@@ -145,19 +145,19 @@ def test_report_writes_everything(tmp_path, capsys):
     assert '| all | ' in page
     assert 'bands of 90 % held' in page
     assert '| 2x | 4x | 8x |' in page and 'inner error' in page
-    # A run that is not at its end has not cooled down: it is no point of the curve.
+    # An unfinished run has not cooled down: it is not a point of the curve.
     (tmp_path / 'runs' / '11' / 'result.json').unlink()
-    words = ['report', tmp_path / 'runs', '--output', out, '--bootstrap', 0, '--form', 'power']
-    assert '11 of 12 runs' in run(capsys, *words)
+    argv = ['report', tmp_path / 'runs', '--output', out, '--bootstrap', 0, '--form', 'power']
+    assert '11 of 12 runs' in run(capsys, *argv)
     page = (out / 'scaling.md').read_text()
     assert '11 runs, 1 left out as not finished' in page
     assert f'- {tmp_path / "runs" / "11"}: not finished' in page
     assert 'In brackets' not in page and 'coverage' not in page  # without a bootstrap
-    assert '12 of 12 runs' in run(capsys, *words, '--unfinished')
+    assert '12 of 12 runs' in run(capsys, *argv, '--unfinished')
     for path in (tmp_path / 'runs').glob('*/result.json'):
         path.unlink()
     with pytest.raises(UserError, match='none of the 12 runs is finished'):
-        scaling.main([str(word) for word in words])
+        scaling.main([str(word) for word in argv])
 
 
 def test_a_report_leaves_out_runs_that_cannot_be_fitted(tmp_path, capsys):
@@ -170,16 +170,16 @@ def test_a_report_leaves_out_runs_that_cannot_be_fitted(tmp_path, capsys):
         line = {'step': 100 * (i + 1), **result}
         (folder / 'metrics.jsonl').write_text(json.dumps(line) + '\n')
         (folder / 'result.json').write_text('{}')
-    words = ['report', tmp_path / 'runs', '--bootstrap', 0, '--output', tmp_path / 'out']
-    said = run(capsys, *words)
-    assert f'left out: {tmp_path}/runs/9: 1-test/accuracy is 0, which has no logarithm' in said
-    assert f'left out: {tmp_path}/runs/10: has no test/accuracy' in said
-    assert '9 of 11 runs' in said
+    argv = ['report', tmp_path / 'runs', '--bootstrap', 0, '--output', tmp_path / 'out']
+    output = run(capsys, *argv)
+    assert f'left out: {tmp_path}/runs/9: 1-test/accuracy is 0, which has no logarithm' in output
+    assert f'left out: {tmp_path}/runs/10: has no test/accuracy' in output
+    assert '9 of 11 runs' in output
     page = (tmp_path / 'out' / 'scaling.md').read_text()
     assert '\n\n9 runs; 1 curves' in page and 'runs/10: has no test/accuracy' in page
     (tmp_path / 'runs' / '0' / 'metrics.jsonl').write_text('{"step": 1, "val/loss": 0}\n')
     with pytest.raises(UserError, match='none of the 11 runs can be fitted; '):
-        scaling.main([*map(str, words), '--y', 'val/loss', '--x', 'val/loss'])
+        scaling.main([*map(str, argv), '--y', 'val/loss', '--x', 'val/loss'])
 
 
 def test_runs_of_equal_length_have_no_curve(tmp_path, capsys):
@@ -190,12 +190,12 @@ def test_runs_of_equal_length_have_no_curve(tmp_path, capsys):
         (folder / 'config.json').write_text(json.dumps(config))
         (folder / 'metrics.jsonl').write_text(f'{{"step": 100, "test/accuracy": 0.{5 + i}}}\n')
         (folder / 'result.json').write_text('{}')
-    words = ['scaling', 'report', tmp_path / 'runs', '--output', tmp_path / 'out']
-    assert cli.main([str(word) for word in words]) == 2
+    argv = ['scaling', 'report', tmp_path / 'runs', '--output', tmp_path / 'out']
+    assert cli.main([str(word) for word in argv]) == 2
     assert says(capsys.readouterr().err, '--x', 'examples_seen=1000', 'config.model.width')
     assert [path.name for path in (tmp_path / 'out').iterdir()] == ['runs.csv']
-    words += ['--x', 'config.model.width', '--holdout', '0', '--bootstrap', '0']
-    assert cli.main([str(word) for word in words]) == 0
+    argv += ['--x', 'config.model.width', '--holdout', '0', '--bootstrap', '0']
+    assert cli.main([str(word) for word in argv]) == 0
 
 
 def test_a_fit_takes_one_thread(points, capsys, monkeypatch):
@@ -217,7 +217,7 @@ def test_a_fit_takes_one_thread(points, capsys, monkeypatch):
 def test_few_points_are_drawn_even_if_no_curve_goes_through_them(tmp_path, capsys):
     csv_file = tmp_path / 'few.csv'
     csv_file.write_text('model,x,loss\na,10,0.5\na,20,0.4\n')
-    words = ['--csv', str(csv_file), '--x', 'x', '--y', 'loss', '--by', 'model']
-    run(capsys, 'plot', *words, '--output', tmp_path / 'few.png')
+    argv = ['--csv', str(csv_file), '--x', 'x', '--y', 'loss', '--by', 'model']
+    run(capsys, 'plot', *argv, '--output', tmp_path / 'few.png')
     with pytest.raises(UserError, match='no curve can be fitted'):
-        scaling.main(['fit', *words])
+        scaling.main(['fit', *argv])

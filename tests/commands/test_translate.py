@@ -46,7 +46,7 @@ def command(translating_run, capsys):
     return call
 
 
-def alone(run, line, search):
+def translate_single(run, line, search):
     """[(text, score)] of one sentence, without padding and outside of any batch."""
     vocab = vocabulary.load(run.path / 'vocab.model')
     source = np.append(vocab.encode(line.lower()), 2)[None]
@@ -70,11 +70,11 @@ def test_line_for_line(run, command, tmp_path):
     assert len(translations) == len(LINES)
     assert translations[1] == translations[4] == ''
     assert translations[0] == translations[5]
-    search = Search(beams=2, extra_len=4)  # that of the run's task
-    assert translations[2] == alone(run, LINES[2], search)[0][0]
+    search = Search(beams=2, extra_len=4)  # the search of the run's task
+    assert translations[2] == translate_single(run, LINES[2], search)[0][0]
     output = tmp_path / 'out.txt'
-    code, said, _ = command('--file', tmp_path / 'in.txt', '--output', output)
-    assert said == f'{output}: 6 lines translated\n'
+    code, printed, _ = command('--file', tmp_path / 'in.txt', '--output', output)
+    assert printed == f'{output}: 6 lines translated\n'
     assert output.read_text() == out
 
 
@@ -97,11 +97,11 @@ def test_standard_input(command, monkeypatch):
 
 
 def test_n_best_with_scores(run, command):
-    words = (LINES[0], '', LINES[3], '--n-best', 3, '--beams', 4, '--alpha', 1, '--scores')
-    rows = [line.split('\t') for line in command(*words)[1].splitlines()]
+    flags = (LINES[0], '', LINES[3], '--n-best', 3, '--beams', 4, '--alpha', 1, '--scores')
+    rows = [line.split('\t') for line in command(*flags)[1].splitlines()]
     assert [row[0] for row in rows] == ['1', '1', '1', '', '3', '3', '3']
     search = Search(beams=4, alpha=1.0, extra_len=4, stop='all')
-    expected = alone(run, LINES[0], search)[:3]
+    expected = translate_single(run, LINES[0], search)[:3]
     assert [row[2] for row in rows[:3]] == [text for text, _ in expected]
     printed = [float(row[1]) for row in rows[:3]]
     np.testing.assert_allclose(printed, [score for _, score in expected], atol=2e-3)
@@ -112,10 +112,10 @@ def test_json(run, command):
     first, second, _ = map(json.loads, out.splitlines())
     assert 'Männer' in out
     assert (first['line'], first['source']) == (1, 'Männer spielen.')
-    (found,) = first['translations']
+    (records,) = first['translations']
     vocab = vocabulary.load(run.path / 'vocab.model')
-    assert vocab.decode(found['tokens']) == found['text']
-    assert found['score'] < 0
+    assert vocab.decode(records['tokens']) == records['text']
+    assert records['score'] < 0
     assert second == {'line': 2, 'source': '', 'translations': []}
 
 
@@ -135,27 +135,27 @@ def test_samples_hang_on_the_seed_and_not_on_the_batch(command):
     assert likeliest == command(*sentences, '--greedy')[1]
 
 
-def test_what_is_too_long_is_cut_and_said(run, command):
+def test_long_lines_are_cut_with_a_warning(run, command):
     code, out, err = command('A dog runs.', LONG, '--greedy')
     assert code == 0
     assert out.count('\n') == 2
     vocab = vocabulary.load(run.path / 'vocab.model')
-    rest = vocab.decode(vocab.encode(LONG.lower())[15:])
-    assert rest
-    assert says(err, 'line 2', '15 tokens', repr(rest))
+    cut = vocab.decode(vocab.encode(LONG.lower())[15:])
+    assert cut
+    assert says(err, 'line 2', '15 tokens', repr(cut))
 
 
 def test_windows_and_batches_do_not_show(run, monkeypatch):
     reader = dataclasses.replace(text_lib.sentence_reader(run), bounds=(8, 16))
     sentences = [reader.read(line) for line in [*LINES, LONG]]
     search = Search('greedy', extra_len=2)
-    whole = list(text_lib.Translator(run, reader, search)(sentences))
+    all_lines = list(text_lib.Translator(run, reader, search)(sentences))
     monkeypatch.setattr(text_lib, 'SORT_WINDOW', 2)
     parts = list(text_lib.Translator(run, reader, search, batch_size=1)(sentences))
-    assert [[t.tokens for t in found] for found in parts] == [
-        [t.tokens for t in found] for found in whole
+    assert [[t.tokens for t in results] for results in parts] == [
+        [t.tokens for t in results] for results in all_lines
     ]
-    assert [len(found) for found in whole] == [1, 0, 1, 1, 0, 1, 1]
+    assert [len(results) for results in all_lines] == [1, 0, 1, 1, 0, 1, 1]
 
 
 def test_a_model_that_draws_gets_the_streams_of_its_task(run, monkeypatch):
@@ -183,7 +183,7 @@ def test_few_shapes(run):
 
 def test_mistakes_are_one_line(command, smoke_run, tmp_path):
     (tmp_path / 'bad.txt').write_bytes(b'fine\nfine\nbad \xff\n')
-    for words, message in [
+    for argv, message in [
         ([], 'give sentences, --file FILE'),
         (['a', '--file', 'b'], 'give sentences, --file FILE'),
         (['a', '--greedy', '--sample'], 'one of --greedy and --sample'),
@@ -200,8 +200,8 @@ def test_mistakes_are_one_line(command, smoke_run, tmp_path):
         (['--file', tmp_path / 'bad.txt'], 'bad.txt line 3: not UTF-8'),
         (['a', '--output', tmp_path / 'bad.txt' / 'out'], 'bad.txt is not a folder'),
     ]:
-        code, out, err = command(*words)
-        assert (code, out, err.count('\n')) == (2, '', 1), words
+        code, out, err = command(*argv)
+        assert (code, out, err.count('\n')) == (2, '', 1), argv
         assert err.startswith('error: ')
         assert message in err
 
@@ -235,24 +235,24 @@ def test_the_search_is_that_of_the_task_unless_flags_say_otherwise(run):
 
 
 def test_sequences_of_digits(reversing_run, capsys, tmp_path):
-    """Their text is that of the source, which the run needs no file for."""
+    """Their text comes from the source, without a vocabulary file."""
     run = load.open_run(reversing_run)
     reader = text_lib.sentence_reader(run)
     assert reader.read('3 1 4 1 5').ids.tolist() == [7, 5, 8, 5, 9, 2]
     assert reader.read('3 ' * 13 + '1 4').cut == '3 1 4', 'the last bucket has room for 12'
     argv = ['translate', '--workdir', str(reversing_run)]
     assert cli.main([*argv, '3 1 4 1 5', '', '--json']) == 0
-    (found,) = json.loads(capsys.readouterr().out.splitlines()[0])['translations']
-    assert found['text'] == reader.vocab.decode(found['tokens'])
+    (record,) = json.loads(capsys.readouterr().out.splitlines()[0])['translations']
+    assert record['text'] == reader.vocab.decode(record['tokens'])
     (tmp_path / 'in.txt').write_text('3 1 4\n2 7 x\n')
-    for words, message in [
+    for flags, message in [
         (
             ['3 1 4', '10 2'],
             "line 2: tokenize: '10' is not a digit",
         ),
         (['--file', str(tmp_path / 'in.txt')], "line 2: tokenize: 'x'"),
     ]:
-        assert cli.main([*argv, *words]) == 2
+        assert cli.main([*argv, *flags]) == 2
         captured = capsys.readouterr()
         assert (captured.out, captured.err.count('\n')) == ('', 1)
         assert captured.err.startswith(f'error: {message}')
@@ -261,8 +261,8 @@ def test_sequences_of_digits(reversing_run, capsys, tmp_path):
 @pytest.mark.fault(81)
 def test_another_vocabulary_in_the_run_folder_is_one_line(translating_run, tmp_path, capsys):
     folder = shutil.copytree(translating_run, tmp_path / 'run')
-    words = ['eins zwei drei', 'vier fünf sechs', 'sieben acht neun']
-    (folder / 'vocab.model').write_bytes(vocabulary.train(words, 30, 'bpe').model)
+    argv = ['eins zwei drei', 'vier fünf sechs', 'sieben acht neun']
+    (folder / 'vocab.model').write_bytes(vocabulary.train(argv, 30, 'bpe').model)
     assert cli.main(['translate', '--workdir', str(folder), 'A dog.']) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert 'is not the vocabulary that the run was trained with' in line

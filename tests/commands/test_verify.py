@@ -76,9 +76,9 @@ def test_a_strict_run_does_not_go_back_to_an_older_step(repo, run, capsys):
 
 @pytest.mark.fault(55)
 def test_a_strict_start_of_a_complete_run_looks_at_its_newest_step(repo, run, capsys):
-    words = ['train', '--config', f'{repo}/experiments/vit/digits.py:smoke', '--workdir', str(run)]
-    assert main([*words, '--strict']) == 0
+    argv = ['train', '--config', f'{repo}/experiments/vit/digits.py:smoke', '--workdir', str(run)]
+    assert main([*argv, '--strict']) == 0
     file = damage(run, 20)
-    assert main(words) == 0
-    assert main([*words, '--strict']) == 1
+    assert main(argv) == 0
+    assert main([*argv, '--strict']) == 1
     assert f'step 20: {file} has changed since it was written' in capsys.readouterr().err

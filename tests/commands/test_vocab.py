@@ -12,8 +12,8 @@ from vit_jax.errors import UserError
 @pytest.fixture
 def text(tmp_path):
     rng = np.random.default_rng(0)
-    words = [''.join(rng.choice(list('ABCdefgh'), 4)) for _ in range(30)]
-    lines = ['\t'.join(' '.join(rng.choice(words, 5)) for _ in range(2)) for _ in range(100)]
+    choices = [''.join(rng.choice(list('ABCdefgh'), 4)) for _ in range(30)]
+    lines = ['\t'.join(' '.join(rng.choice(choices, 5)) for _ in range(2)) for _ in range(100)]
     (tmp_path / 'pairs.tsv').write_text('\n'.join(lines))
     return f'text:{tmp_path}/pairs.tsv'
 
@@ -72,5 +72,5 @@ def test_nothing_is_overwritten_and_nothing_half_written(tmp_path, text, capsys)
 def test_images_have_no_vocabulary(tmp_path):
     from vit_jax.commands import vocab
 
-    with pytest.raises(UserError, match='digits train: the record has no text'):
+    with pytest.raises(UserError, match=r"digits train: .* 'source'"):
         vocab.main(['digits', '--output', str(tmp_path / 'v.model')])
