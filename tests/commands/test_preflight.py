@@ -219,17 +219,18 @@ def test_microbatches_are_taken_where_they_pay(bounds, tried, taken, advice, mon
     """`bounds`: seconds of a step by microbatches; None where it does not fit."""
     asked = []
 
-    def told(config, slice_, **options):
+    def compile_step(config, slice_, **options):
         asked.append(config.step.accum_steps)
         seconds = bounds[asked[-1]]
         report = preflight.Report(
             *('v5e:2x2', 4, 'train', config.batch_size, {}, 10, {}, 2.0**34, 2.0**34, 300, 197e12),
-            *(1.0, seconds is not None),
+            compile_seconds=1.0,
+            fits=seconds is not None,
             bound=seconds or 0,
         )
         return [report], preflight.RunEstimate(20, seconds or 0, 4)
 
-    monkeypatch.setattr(preflight, 'preflight', told)
+    monkeypatch.setattr(preflight, 'preflight', compile_step)
     monkeypatch.setattr(topology, 'require_compiler', lambda _: None)
     argv = ('--config', DIGITS, '--topology', 'v5e:2x2', '--config.batch_size=256')
     assert run(*argv, '--accum', 'fit') == 0
