@@ -165,7 +165,7 @@ def test_what_is_learned_of_places_is_resized_with_the_image(model, variables, m
 
 
 def test_mistakes(model, variables):
-    with pytest.raises(UserError, match='width 16 is not a multiple of num_heads 3'):
+    with pytest.raises(UserError, match=r'width 16.*num_heads 3'):
         Model(**TINY | {'num_heads': 3})
-    with pytest.raises(UserError, match='for images of 5 x 4 pixels, not of 4 x 4: resize them'):
+    with pytest.raises(UserError, match=r'5 x 4.*4 x 4'):
         jax.eval_shape(model.apply, variables, GRAY[:, :, :4], BINS_DRAWN[:, :, :4])

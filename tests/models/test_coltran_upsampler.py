@@ -102,7 +102,7 @@ def test_what_is_learned_of_places_is_resized_with_the_image(params):
 
 
 def test_mistakes():
-    with pytest.raises(UserError, match='levels must be a divisor of 256, not 7'):
+    with pytest.raises(UserError, match=r'levels.*256.*\b7\b'):
         Model(levels=7)
-    with pytest.raises(UserError, match='width 8 is not a multiple of num_heads 3'):
+    with pytest.raises(UserError, match=r'width 8.*num_heads 3'):
         Model(width=8, num_heads=3)

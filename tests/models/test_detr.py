@@ -191,11 +191,11 @@ def test_gradients_stop_where_the_backbone_is_frozen():
 
 
 def test_mistakes():
-    with pytest.raises(UserError, match="unknown DETR variant 'R5'; did you mean 'R50'"):
+    with pytest.raises(UserError, match=r"'R5'.*'R50'"):
         detr.variant('R5')
     with pytest.raises(UserError, match='backbone_norm'):
         detr.Model(backbone_norm='batch')
-    with pytest.raises(UserError, match='num_queries must be at least 1'):
+    with pytest.raises(UserError, match=r'num_queries.*1'):
         detr.Model(num_queries=0)
-    with pytest.raises(UserError, match='every stage needs at least one block'):
+    with pytest.raises(UserError, match='layers'):
         helper.sizes(detr.Model(num_classes=3, layers=(1, 0)))

@@ -117,7 +117,7 @@ def test_positions_of_local_crops_are_interpolated(params):
     expected = apply({**params, 'pos_embed': jnp.asarray(table)}, local)
     np.testing.assert_allclose(found['tokens'], expected['tokens'], atol=1e-5)
     lengthy = {**params, 'pos_embed': params['pos_embed'][:, :7]}
-    with pytest.raises(UserError, match='rows for 6 patches, which form no square: take square'):
+    with pytest.raises(UserError, match=r'pos_embed.*6 patches'):
         jax.eval_shape(lambda: MODEL.apply({'params': lengthy}, local[:, :, :4]))
 
 
@@ -188,7 +188,5 @@ def test_mistakes(fields, message):
 
 
 def test_patches_must_tile_all_crops():
-    with pytest.raises(
-        UserError, match='images are 3 x 3: their height is not a positive multiple'
-    ):
+    with pytest.raises(UserError, match=r'3 x 3.*height'):
         shapes(MODEL, 8, 3)

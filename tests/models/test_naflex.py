@@ -263,10 +263,10 @@ def test_impossible_fields_are_refused(fields, message):
 
 def test_impossible_images_are_refused():
     model = Model(**TINY)
-    with pytest.raises(UserError, match='their height is not a positive multiple of patch_size 4'):
+    with pytest.raises(UserError, match=r'height.*patch_size 4'):
         jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 10, 8, 3)))
     sequences = Sequences(jnp.zeros((1, 4, 50)), jnp.ones((1, 2), int))
-    with pytest.raises(UserError, match='patches of 50 values are not of patch_size 4'):
+    with pytest.raises(UserError, match=r'\b50\b.*patch_size 4'):
         jax.eval_shape(model.init, jax.random.key(0), sequences)
     with pytest.raises(UserError, match='mixup and cutmix'):
         Task(mixup=0.2).augment(jax.random.key(0), {'patches': jnp.zeros((2, 4, 48))})

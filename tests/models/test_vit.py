@@ -483,9 +483,9 @@ def test_impossible_fields_are_refused_at_construction(fields, message):
 def test_images_of_another_size_than_pos_embed_are_refused():
     model = Model(**TINY)
     variables = {'params': shapes(model, (8, 8))}
-    with pytest.raises(UserError, match='rows for 5 tokens, but these images have 7'):
+    with pytest.raises(UserError, match=r'pos_embed.*\b5\b.*\b7\b'):
         jax.eval_shape(model.apply, variables, spec(1, 8, 12, 3))
-    with pytest.raises(UserError, match='10 x 8: their width is not a positive multiple of'):
+    with pytest.raises(UserError, match=r'10 x 8.*width'):
         jax.eval_shape(model.apply, variables, spec(1, 8, 10, 3))
 
 

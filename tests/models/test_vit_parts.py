@@ -338,7 +338,7 @@ def test_without_a_final_norm_tokens_are_those_of_the_last_block():
 def test_relative_positions_are_resized_with_the_image(fields):
     model = Model(**{**TINY, 'posemb': 'none', 'positions': 'relative', **fields}, registers=1)
     params = jax.tree.map(lambda p: np.ones(p.shape, np.float32), shapes(model, (8, 8)))
-    with pytest.raises(UserError, match='are for 2 x 2 patches, but these images have 3 x 2: use'):
+    with pytest.raises(UserError, match=r'2 x 2.*3 x 2'):
         jax.eval_shape(model.apply, {'params': params}, spec(1, 8, 12, 3))
     resized, notes = model.resize_params(params, (8, 8), (8, 12))
     assert says(notes, 'position_bias', '3 x 2', 'bilinear')

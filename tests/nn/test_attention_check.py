@@ -133,7 +133,7 @@ def test_a_broken_kernel_leaves_the_step_to_xla_with_one_warning(monkeypatch, he
     (line,) = (record.message for record in caplog.records)
     assert 'more than 3%; the attention of XLA takes its place' in line
     assert program == gradient('xla', TPU, side=24)[0]
-    with pytest.raises(UserError, match='differs from the attention of XLA by up to'):
+    with pytest.raises(UserError, match='XLA'):
         gradient('pallas', TPU, side=24)
 
 

@@ -189,7 +189,7 @@ def test_each_device_has_its_own_kernel(calls, caplog):
         assert not takes_cudnn('auto', SPEC, Target(kind))
         with pytest.raises(UserError, match=f'needs an NVIDIA GPU, and this is {kind}'):
             takes_cudnn('cudnn', SPEC, Target(kind))
-    with pytest.raises(UserError, match='needs a TPU, and this is NVIDIA'):
+    with pytest.raises(UserError, match=r'TPU.*NVIDIA'):
         outputs(layer(attention='pallas'), x, GPU)
     assert not calls and not caplog.records
 

@@ -286,5 +286,5 @@ def test_every_projection_starts_as_a_xavier_matrix_of_its_own():
 
 
 def test_heads_must_divide_the_width():
-    with pytest.raises(UserError, match='width 12 is not a multiple of num_heads 5'):
+    with pytest.raises(UserError, match=r'width 12.*num_heads 5'):
         MultiHeadAttention(5).init(jax.random.key(0), jnp.zeros((1, 3, 12)))

@@ -127,7 +127,7 @@ def test_registers_form_a_grid_of_their_own():
     alone = rope(Layout((2, 2)), 8, theta=9.0)
     np.testing.assert_array_equal(tables.cos[1:5], alone.cos)
     np.testing.assert_array_equal(tables.cos[5:], rope(Layout((2, 2)), 8, theta=100.0).cos)
-    with pytest.raises(UserError, match='need a square number of them, not 3'):
+    with pytest.raises(UserError, match=r'registers.*\b3\b'):
         rope(Layout((2, 2), registers=3), 8, registers=9.0)
 
 
@@ -141,7 +141,7 @@ def test_registers_form_a_grid_of_their_own():
 def test_impossible_options_are_refused(options, message):
     with pytest.raises(UserError, match=message):
         rope_dinov3(Layout((2, 2)), 8, **options)
-    with pytest.raises(UserError, match='heads that are a multiple of 4 wide, not 6'):
+    with pytest.raises(UserError, match=r'heads.*\b6\b'):
         rope(Layout((2, 2)), 6)
 
 
