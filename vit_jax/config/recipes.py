@@ -173,7 +173,7 @@ def parse_arguments(
     """The keywords of a function from words such as `B/16` and `epochs=300`.
 
     Args:
-      words: at most one without a name, which is for the first parameter; several if that is a
+      words: Arguments, of which one may have no name, for the first parameter; several if that is a
         tuple.
       function: its parameters have defaults.
       has_smoke: whether `smoke` is a word, too; for messages.
@@ -262,7 +262,7 @@ def load_module(name: str, where: str) -> types.ModuleType:
     """Execute a file as a module.
 
     Args:
-      name: of the file, or of a recipe of the package, see `experiment_file`.
+      name: File, or recipe of the package; see `experiment_file`.
       where: the flag or key that names it, for messages.
 
     Raises:

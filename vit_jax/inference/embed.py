@@ -198,7 +198,7 @@ class Embedder:
                 'of a job its own images and --out'
             )
         if isinstance(inputs, TextInputs) and wanted.kinds != (EMBEDDING,):
-            raise UserError("texts have the feature 'embedding' alone")
+            raise UserError("texts have only the feature 'embedding'")
         self.inputs, self._trained, self._wanted = inputs, trained, wanted
         self._layout = sharding.make_layout(mesh.usable_devices())
         shards = self._layout.num_shards

@@ -124,7 +124,7 @@ def example_of(trained: TrainedModel, image_size: Size | None = None) -> dict[st
     shapes = [{name: x.shape for name, x in example.items()} for example in examples]
     if shapes.count(shapes[0]) < len(shapes):
         raise UserError(
-            f'{trained.source}: it takes images of any shape, but a program those of one: give '
+            f'{trained.source}: it takes images of any shape, but a program has one: give '
             '--image-size, to which images are cropped and resized'
         )
     return examples[0]

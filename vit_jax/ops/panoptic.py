@@ -160,7 +160,7 @@ def from_prediction(
       place: see `merge`.
       threshold: minimum score.
       overlap: use `merge_by_overlap` instead of `merge`.
-      size: with `overlap`, height and width of the image to which logits are interpolated before
+      size: Height and width, with `overlap`, of the image to which logits are interpolated before
         merging, instead of mapping pixels with `place` afterwards.
     """
     confident = np.flatnonzero(prediction['scores'] > threshold)

@@ -130,7 +130,7 @@ def _factors(path: str, leaf: Any, base: Any, kinds: Kinds) -> Factors:
     if len(leaf.shape) != len(base.shape) or (stacked and leaf.shape[0] != base.shape[0]):
         raise UserError(
             f'config.optim.parametrization: {path} has shape {tuple(leaf.shape)}, and '
-            f'{tuple(base.shape)} in the base model, which may differ in widths alone'
+            f'{tuple(base.shape)} in the base model, which may differ in widths only'
         )
     kind, ratio = _kind(path, shape, narrow, kinds)
     if kind == 'tied':

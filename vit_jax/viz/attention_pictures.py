@@ -36,7 +36,7 @@ class MapSelection:
       stack: regular expression for the start of their names; '' for the last stack of layers.
       layer: layer of the stack; -1 is the last.
       head: head of the layer, for pictures of a single map; None for the mean over heads.
-      query: in an image, (row, column) of a patch or (index,) of a query; () for the class token,
+      query: Place: (row, column) of a patch or (index,) of a query; () for the class token,
         or without one the mean over all queries; None for the same, but for decoders one map per
         query.
     """
@@ -277,7 +277,7 @@ def draw_parameters(
     its heading. RGB pictures are stretched to their range.
 
     Args:
-      parameters: at least one parameter.
+      parameters: Parameters, one or more.
       index: index of one picture of each parameter, from 0; None for all.
       title: title above everything.
 

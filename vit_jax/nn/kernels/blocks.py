@@ -101,7 +101,7 @@ class _Grid:
       rows: B and N.
       keys: M.
       width: D.
-      columns: of a group of heads.
+      columns: Columns that belong to a group of heads.
       block: queries of a program.
     """
 

@@ -39,7 +39,7 @@ def failure(kernel: Kernel, spec: Spec, kind: str, devices: int = 1) -> str:
 
     Args:
       kernel: the kernel.
-      spec: of the layer.
+      spec: Layer to check.
       kind: JAX's name of the kind of device that the program will run on.
       devices: their number; see `device.measure`.
     """

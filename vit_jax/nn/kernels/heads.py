@@ -152,7 +152,7 @@ def attended(
       k, v: keys and values.
       size: K, columns of the head.
       scored: masks scores [N M], or adds a bias.
-      factors: of dropout, [N M]; None without.
+      factors: Dropout factors [N M]; None without dropout.
     """
     scores = scored(dot(q, k, (1, 1)) * (1 / math.sqrt(size)))
     exps = jnp.exp(scores - scores.max(axis=1, keepdims=True))
@@ -178,9 +178,9 @@ def gradients(
       q, grad: queries and the gradient of the result, zero outside of the head's columns.
       k, v: keys and values.
       size: K, columns of the head.
-      scored: as for `attended`, of scores [M N].
+      scored: See `attended`; its scores are [M N].
       through: the gradient of what `scored` gets, from that of what it returns.
-      factors: of dropout, [N M]; None without.
+      factors: Dropout factors [N M]; None without dropout.
     """
     scale = 1 / math.sqrt(size)
     # [keys queries], so that two of the last three matmuls need no transposed matrix.
@@ -203,7 +203,7 @@ def write(ref: Any, head: Head, own: Array, value: Array, offset: Any = 0) -> No
 
     Args:
       ref: [N _] of a program.
-      head: of a group that begins at column `offset`.
+      head: Number in a group that begins at column `offset`.
       own: mask of its columns, see `Head.own`.
       value: [N R], its registers.
       offset: see `head`.

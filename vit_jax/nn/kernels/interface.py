@@ -34,7 +34,7 @@ class Inputs(NamedTuple):
       segments: sequences that share a row; a query attends to the keys of its own.
       bias: added to the scores, the same for all rows.
       kept: true for weights that dropout keeps; None without dropout.
-      regions: in windows, a number for each token; APART is added to the scores of tokens of
+      regions: Number of each token in windows; APART is added to the scores of tokens of
         different ones.
     """
 

@@ -84,7 +84,7 @@ def window_attention(
 
     Args:
       qkv: columns of queries, keys and values, D each, and within these the heads, K each.
-      bias: of the scores.
+      bias: Bias of the scores.
       regions: a number for each token; APART is added to the scores of tokens of different ones.
       interpret: run it as plain JAX, on any device.
     """
