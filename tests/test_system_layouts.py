@@ -59,8 +59,8 @@ def trained(path: str, name: str, given: tuple[str, ...] = ()) -> list[dict[str,
     devices, parallel, microbatches = {**LAYOUTS, **EIGHT}[name]
     config = load.load(f'{ROOT / path}:smoke', given)
     with config.unlocked():
-        config.parallel.update(parallel)
-        config.step.accum_steps = microbatches
+        config.parallel = {**config.get('parallel', {}), **parallel}
+        config.step = {**config.get('step', {}), 'accum_steps': microbatches}
         # In bfloat16 each device rounds its part of a gradient before the parts are added up: norms
         # of updates would agree to 1e-4.
         config.model.dtype = 'float32'

@@ -51,7 +51,8 @@ def pages() -> dict[Path, Path]:
     found |= {path: path.relative_to(docs) for path in docs.rglob('*.png')}
     found |= {docs / 'tour.ipynb': Path('tour.ipynb')}
     found[HERE / 'index.md'] = Path('index.md')
-    for name in ('experiments/README.md', 'CONTRIBUTING.md', 'CHANGELOG.md'):
+    faults = 'tests/faults/README.md'
+    for name in ('experiments/README.md', faults, 'CONTRIBUTING.md', 'CHANGELOG.md'):
         found[ROOT / name] = Path(name)
     return found
 

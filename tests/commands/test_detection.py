@@ -90,4 +90,4 @@ def test_evaluate_gives_all_that_can_be_measured(run, capsys):
         f'{x}_{size}' for x in ('AP', 'AR') for size in ('medium', 'large')
     }
     assert cli.main(['evaluate', '--workdir', str(run), '--image-size', '32']) == 2
-    assert '.sizes, and takes those of any size; leave the flag out' in capsys.readouterr().err
+    assert 'config.evals.ap.sizes' in capsys.readouterr().err

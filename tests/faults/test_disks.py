@@ -116,9 +116,7 @@ def test_shared_memory_that_is_too_small_for_workers(repo, tmp_path, size, trans
     if 'unshare' in done.stderr or 'mount' in done.stderr:
         pytest.skip(f'mounting takes root and the capability to: {done.stderr}')
     (line,) = [line for line in done.stderr.splitlines() if line.startswith('error: ')]
-    assert (done.returncode, line.split(':')[1:3]) == (
-        2,
-        [' data.workers', ' /dev/shm is too small for batches'],
-    )
+    assert done.returncode == 2
+    assert line.startswith('error: data.workers: /dev/shm is too small')
     assert 'Traceback' not in done.stderr
     assert not (tmp_path / 'run').exists()

@@ -337,11 +337,14 @@ def test_layers_that_a_model_does_not_call_head_have_to_fit(params):
 
 
 @pytest.mark.parametrize(
-    ('model', 'field', 'value'),
-    [(vit.Model(**FIELDS), 'block.gelu', 'erf'), (seq2seq.Model(8), 'activation', 'gelu')],
+    ('needed', 'model', 'field', 'value'),
+    [
+        ({'name': 'vit'}, vit.Model(**FIELDS), 'block.gelu', 'erf'),
+        ({'name': 'seq2seq', 'vocab_size': 8}, seq2seq.Model(8), 'activation', 'gelu'),
+    ],
 )
-def test_another_activation_is_another_model(model, field, value):
-    fields = {'name': 'any', field.rpartition('.')[2]: value}
+def test_another_activation_is_another_model(needed, model, field, value):
+    fields = {**needed, field.rpartition('.')[2]: value}
     trained = TrainedModel.from_file({}, fields, None, 'a file')
     with pytest.raises(UserError, match=f"set config.model.{field}='{value}'"):
         adapting.adapt_checkpoint(trained, model, {}, None)

@@ -17,7 +17,7 @@ from PIL import Image
 
 from vit_jax import __main__ as cli
 from vit_jax import extras
-from vit_jax.commands.rehearse import chosen_configs, preflight_flags
+from vit_jax.commands.rehearse import choose_configs, preflight_flags
 from vit_jax.config import load
 from vit_jax.rehearsal import dry_run, kill_and_resume, rehearsal
 from vit_jax.trainer.build import build
@@ -233,7 +233,7 @@ def test_an_evaluation_of_one_batch():
 
 
 def test_the_first_and_the_last_run_of_a_sweep():
-    found = chosen_configs(None, 'experiments/sweeps/digits.py:smoke-grid')
+    found = choose_configs(None, 'experiments/sweeps/digits.py:smoke-grid')
     assert [name for name, _ in found] == ['optim.lr=0.001, seed=0', 'optim.lr=0.003, seed=1']
 
 

@@ -78,7 +78,7 @@ import dataclasses
 from experiments.sweeps import digits
 
 def get_sweep(arg=None):
-    return dataclasses.replace(digits.get_sweep('smoke'), config={CONFIG!r})
+    return dataclasses.replace(digits.smoke_sweep(digits.get_sweep()), config={CONFIG!r})
 """
 
 

@@ -314,5 +314,5 @@ def test_other_numbers_of_a_class_are_refused_where_they_are_weights():
     data = open_dataset(Data(source='digits', split='train[:2 per class]'), 4)
     compatibility.require_same_class_counts([2] * 10, data)
     compatibility.require_same_class_counts(None, data)
-    with pytest.raises(UserError, match='other numbers of examples'):
+    with pytest.raises(UserError, match='different numbers of examples'):
         compatibility.require_same_class_counts([2] * 9 + [3], data)

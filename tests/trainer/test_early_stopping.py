@@ -111,7 +111,7 @@ def test_a_run_without_a_best_step_says_so(make_config, tmp_path, evaluated, cap
     assert 'config.checkpoint.keep_best' in capsys.readouterr().err
     with pytest.raises(train.Preempted):
         train.train(make_config('checkpoint.keep_best=test/accuracy'), tmp_path, stop_at=1)
-    with pytest.raises(UserError, match='has no best step yet: no saved step has test/accuracy'):
+    with pytest.raises(UserError, match=r'has no best step yet .* test/accuracy'):
         best(tmp_path)
 
 

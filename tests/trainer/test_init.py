@@ -254,8 +254,7 @@ MISTAKES = {
     'another depth': (dict(depth=2), 'the checkpoint has depth=2; config.model has depth=1'),
     'color': (
         dict(channels=3),
-        'patch_embed/kernel has shape (2, 2, 3, 16) instead of (2, 2, 1, 16); the checkpoint is of '
-        'color images, and the data have gray images',
+        'patch_embed/kernel has shape (2, 2, 3, 16) instead of (2, 2, 1, 16)',
     ),
 }
 

@@ -144,7 +144,7 @@ def options(cls: type, group: Group, path: str) -> Parameters:
     if cls is Optim:
         from vit_jax.optim import make  # here, since it imports JAX
 
-        return make.options(name)
+        return make.options(str(name))
     return class_keys(objects.model_class(name) if cls is Model else objects.task_class(name))
 
 

@@ -7,6 +7,7 @@ Gaussian keeps representations from collapsing.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -108,9 +109,15 @@ class Task(base.Task):
         }
 
     def evaluate(self, apply: Apply, batch: Batch) -> Sums:
-        """Measure the mean square of projections of whole images, which should become 1."""
+        """Measure how normal the projections of whole images are, image by image.
+
+        `second_moment` is the mean square of coordinates, which should become 1, and `loss` their
+        negative log likelihood as standard normals, in nats a coordinate.
+        """
         mask, projected = self.mask(batch), apply(*self.inputs(batch))['projected']
-        return {'second_moment': ((jnp.square(projected).mean(-1) * mask).sum(), mask.sum())}
+        squares = jnp.square(projected).mean(-1)
+        metrics = {'loss': (squares + math.log(2 * math.pi)) / 2, 'second_moment': squares}
+        return {name: ((values * mask).sum(), mask.sum()) for name, values in metrics.items()}
 
     def predict(self, apply: Apply, batch: Batch) -> dict[str, jax.Array]:
         """Return `features` [B D], and `patches` [B N D] if asked for."""
