@@ -200,7 +200,8 @@ def test_a_late_start_of_a_step_is_input_bound_if_the_devices_are_idle(
         time.sleep(0.2)
     step.finish()
     logged = m.log()
-    assert (logged['train/lock_bound'] * logged['train/step_sec'] >= 0.2) == counts
+    # The thread's own work between the two clocks, some tenths of a millisecond, does not count.
+    assert (logged['train/lock_bound'] * logged['train/step_sec'] > 0.15) == counts
     assert logged['train/lock_bound'] == logged['train/input_bound']
 
 
