@@ -1,7 +1,3 @@
-"""Visualization of generation in a few steps, as of generation in many."""
+"""Visualization of generation in a few steps, as in many."""
 
-from vit_jax.viz import generate
-
-
-class Viz(generate.Viz):
-    """Samples beside an image of their class."""
+from vit_jax.viz.generate import Viz as Viz

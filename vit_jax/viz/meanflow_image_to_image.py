@@ -1,7 +1,3 @@
-"""Visualization of images from images in a few steps, as of those in many."""
+"""Visualization of images from images in a few steps, as in many."""
 
-from vit_jax.viz import image_to_image
-
-
-class Viz(image_to_image.Viz):
-    """Samples beside what is given and the original."""
+from vit_jax.viz.image_to_image import Viz as Viz
