@@ -25,7 +25,7 @@ __all__ = ['__version__', 'embed', 'evaluate', 'load', 'predict', 'train']
 
 
 def __dir__() -> list[str]:
-    """The public functions, before they are imported too, and the modules imported so far."""
+    """List public functions, imported or not, and the modules imported so far."""
     public = {name for name in globals() if not re.match('_[^_]', name)}
     return sorted({*public, *__all__} - {'importlib', 're'})
 

@@ -69,7 +69,7 @@ class ExitByUserCode(UserError):
 
     @classmethod
     def from_exit(cls, error: SystemExit) -> ExitByUserCode:
-        """The error for a caught `sys.exit()`; it names the file and line of the call."""
+        """Return the error for a caught `sys.exit()`; it names the file and line of the call."""
         *_, last = traceback.extract_tb(error.__traceback__)
         return cls(
             f'{last.filename}, line {last.lineno}: sys.exit({error.code!r}) was called before '
@@ -78,7 +78,7 @@ class ExitByUserCode(UserError):
 
 
 class CommandFinished(SystemExit):
-    """The end of a command that has printed its help; the only exit that is not an error."""
+    """End of a command that has printed its help; the only exit that is not an error."""
 
 
 @contextlib.contextmanager
@@ -103,7 +103,7 @@ class UnsuitableFile(OSError):
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error, and those that it was raised from, or while they were handled."""
+    """Yield the error, and those that it was raised from, or while they were handled."""
     visited: list[BaseException] = []
     while error is not None and error not in visited:
         yield error
@@ -112,7 +112,7 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def nearest(what: str, name: str, choices: Iterable[str]) -> str:
-    """The message for an unknown `name`: the closest of `choices`, then all of them."""
+    """Return the message for an unknown `name`: the closest of `choices`, then all of them."""
     valid = sorted(choices)
     close = _closest(name, valid)
     hint = f'; did you mean {close!r}?' if close else ''
@@ -122,7 +122,7 @@ def nearest(what: str, name: str, choices: Iterable[str]) -> str:
 
 
 def _closest(name: str, choices: Iterable[str]) -> str:
-    """The choice that a name may be meant for; empty if none is similar.
+    """Return the choice that a name may be meant for; empty if none is similar.
 
     Case and the dashes of flags do not count: `adamW` is `adamw`. A part of the name may be the
     choice: `random_flip` is `flip`.
@@ -165,9 +165,9 @@ def resolve(package: str, name: str, attribute: str) -> Any:
     """Import the class that a config names.
 
     Args:
-      package: the package of plain names, for example `vit_jax.models`.
-      name: see `resolve_module`.
-      attribute: the module's attribute, for example `Model`.
+      package: The package of plain names, for example `vit_jax.models`.
+      name: See `resolve_module`.
+      attribute: The module's attribute, for example `Model`.
 
     Raises:
       UserError: if there is no such module, or it lacks the attribute.
@@ -183,10 +183,10 @@ def resolve_module(package: str, name: str, kind: str) -> types.ModuleType:
     """Import the module that a name refers to.
 
     Args:
-      package: the package of plain names, for example `vit_jax.models`.
-      name: a module of that package (`vit`), or the dotted path of a user's own module
+      package: The package of plain names, for example `vit_jax.models`.
+      name: A module of that package (`vit`), or the dotted path of a user's own module
         (`my_lab.models.foo`).
-      kind: kind of the name, for the message: 'model name'.
+      kind: Kind of the name, for the message: 'model name'.
 
     Raises:
       UserError: if there is no such module.
@@ -224,7 +224,7 @@ def resolve_function(name: str, key: str) -> Callable[..., Any]:
 
 
 def modules(package: str) -> list[str]:
-    """The public modules of a package in alphabetical order, without `base`."""
+    """Return the public modules of a package in alphabetical order, without `base`."""
     paths = importlib.import_module(package).__path__
     names = [m.name for m in pkgutil.iter_modules(paths)]
     return sorted(n for n in names if n != 'base' and not n.startswith('_'))
@@ -281,7 +281,7 @@ def hide_secrets(value: Any) -> Any:
 
 
 def with_secrets(url: str) -> str:
-    """A hidden URL, for example a stored one, with its secrets.
+    """Return a hidden URL, for example a stored one, with its secrets.
 
     Raises:
       UserError: if neither this process nor $VIT_JAX_URLS has them.

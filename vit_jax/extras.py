@@ -40,12 +40,12 @@ _URL = re.compile(rf'\b({"|".join(map(re.escape, SCHEMES))})://')
 
 
 def install(*names: str) -> str:
-    """The command that installs extras from a clone of the repository; no index has the package."""
+    """Return the command that installs extras from a clone; no index has the package."""
     return f"pip install -e '.[{','.join(names)}]'"
 
 
 def missing(what: str, extra: str, package: str = '') -> UserError:
-    """The error that `what` needs an extra; `package` is the missing package."""
+    """Return the error that `what` needs an extra; `package` is the missing package."""
     return UserError(f'{what} needs {package or PACKAGES[extra]}: {install(extra)}')
 
 
@@ -59,10 +59,10 @@ def needed_by(what: str, extra: str) -> Iterator[None]:
 
 
 def is_installed(extra: str) -> bool:
-    """Whether the package of an extra can be imported, without importing it."""
+    """Return whether the package of an extra can be imported, without importing it."""
     return importlib.util.find_spec(PACKAGES[extra]) is not None
 
 
 def named_by_urls(texts: Iterable[str]) -> set[str]:
-    """The extras that paths or flags need by the schemes of URLs, such as `--workdir=gs://a/b`."""
+    """List extras that URL schemes of paths or flags need, such as `--workdir=gs://a/b`."""
     return {SCHEMES[scheme] for word in texts for scheme in _URL.findall(word)}

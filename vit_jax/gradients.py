@@ -29,7 +29,7 @@ class Examples(NamedTuple):
 
     Attributes:
       batch: {name: array [b ...]}.
-      positions: positions of the rows in the global batch, the keys of their randomness.
+      positions: Positions of the rows in the global batch, the keys of their randomness.
     """
 
     batch: dict[str, Any]
@@ -37,13 +37,13 @@ class Examples(NamedTuple):
 
 
 class Split(NamedTuple):
-    """The division of a global batch into microbatches and devices.
+    """Division of a global batch into microbatches and devices.
 
     Attributes:
-      accum_steps: microbatches that a device computes one after the other.
-      axis_name: axis of `jax.pmap` or of the slices; None under `jax.jit` on one slice,
+      accum_steps: Microbatches that a device computes one after the other.
+      axis_name: Axis of `jax.pmap` or of the slices; None under `jax.jit` on one slice,
         where the batch is global.
-      add_up: sum of gradients over the axis; None for a plain one.
+      add_up: Sum of gradients over the axis; None for a plain one.
     """
 
     accum_steps: int = 1
@@ -51,7 +51,7 @@ class Split(NamedTuple):
     add_up: Callable[[PyTree], PyTree] | None = None
 
     def total(self, grads: PyTree) -> PyTree:
-        """The gradients of the global batch."""
+        """Return the gradients of the global batch."""
         if self.axis_name is None:
             return grads
         return self.add_up(grads) if self.add_up else jax.lax.psum(grads, self.axis_name)
@@ -73,12 +73,12 @@ def separable(
     """Differentiate a loss whose terms are sums over rows.
 
     Args:
-      forward: the model.
-      loss: function of outputs and their batch; the terms.
-      params: parameters to differentiate by.
-      collections: other variables, which pass from microbatch to microbatch.
-      examples: examples of this device.
-      split: division of the global batch.
+      forward: The model.
+      loss: Function of outputs and their batch; the terms.
+      params: Parameters to differentiate by.
+      collections: Other variables, which pass from microbatch to microbatch.
+      examples: Examples of this device.
+      split: Division of the global batch.
 
     Returns:
       Gradients and metrics of the global batch, and the collections after it.
@@ -162,7 +162,7 @@ def coupled(
 def weighted_loss(
     parts: dict[str, Term], counts: terms.Scalars | None
 ) -> tuple[jax.Array, Metrics]:
-    """The loss, and the mean of every term with the loss among them."""
+    """Return the loss, and the mean of every term with the loss among them."""
     means = terms.means(parts, counts)
     loss = terms.total(parts, means)
     return loss, {**means, 'loss': loss}
@@ -171,7 +171,7 @@ def weighted_loss(
 def global_counts(
     count: Callable[[Examples], terms.Scalars], examples: Examples, split: Split
 ) -> terms.Scalars | None:
-    """The counts of the whole global batch; None if a microbatch is all of it.
+    """Return the counts of the whole global batch; None if a microbatch is all of it.
 
     Only the counts are used, so the compiler drops the forward pass if they depend only on the
     batch.
@@ -211,7 +211,7 @@ def divide(examples: PyTree, steps: int) -> PyTree:
 
 
 def join(fn: Callable, carry: PyTree, examples: Examples, steps: int) -> PyTree:
-    """The outputs of `fn(carry, examples) -> (carry, outputs)` for all rows, in their order.
+    """Return the outputs of `fn(carry, examples) -> (carry, outputs)` for all rows, in their order.
 
     Raises:
       ValueError: for an output that is neither a scalar nor has a row for every example.
@@ -232,14 +232,14 @@ def join(fn: Callable, carry: PyTree, examples: Examples, steps: int) -> PyTree:
 
 
 def merge_microbatches(stacked: jax.Array) -> jax.Array:
-    """The inverse of `divide`; the mean over microbatches of a scalar, or the largest integer."""
+    """Invert `divide`; scalars are averaged over microbatches, integers take the maximum."""
     if stacked.ndim == 1:
         return stacked.mean(0) if jnp.issubdtype(stacked.dtype, jnp.inexact) else stacked.max(0)
     return stacked.swapaxes(0, 1).reshape(-1, *stacked.shape[2:])
 
 
 def gather(tree: PyTree, axis_name: str | None) -> PyTree:
-    """The rows of all devices, the means of scalars, and the largest of integers."""
+    """Return the rows of all devices, the means of scalars, and the largest of integers."""
     if axis_name is None:
         return tree
 
@@ -253,7 +253,7 @@ def gather(tree: PyTree, axis_name: str | None) -> PyTree:
 
 
 def own_share(by_output: PyTree, outputs: PyTree, split: Split) -> PyTree:
-    """The gradient with respect to this device's outputs; for a scalar, one number a microbatch."""
+    """Select the gradient of this device's outputs; of a scalar, one number per microbatch."""
     first: Any = 0
     devices: Any = 1
     if split.axis_name is not None:
@@ -268,7 +268,7 @@ def own_share(by_output: PyTree, outputs: PyTree, split: Split) -> PyTree:
 
 
 def inexact(tree: PyTree) -> PyTree:
-    """The leaves that have gradients; None for the others."""
+    """Return the leaves that have gradients; None for the others."""
     return jax.tree.map(lambda x: x if jnp.issubdtype(x.dtype, jnp.inexact) else None, tree)
 
 

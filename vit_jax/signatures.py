@@ -19,7 +19,7 @@ Parameters = dict[str, inspect.Parameter]
 
 
 def parameters(constructor: Callable) -> Parameters:
-    """The parameters of a function or class, with evaluated annotations.
+    """Return the parameters of a function or class, with evaluated annotations.
 
     An annotation that only a type checker can evaluate becomes `Any`.
     """
@@ -45,7 +45,7 @@ def _evaluated(parameter: inspect.Parameter, scope: dict[str, Any]) -> Any:
 
 
 def keyword_only(constructor: Callable) -> Parameters:
-    """The parameters after the `*` of a signature."""
+    """Return the parameters after the `*` of a signature."""
     found = parameters(constructor).items()
     return {name: p for name, p in found if p.kind is p.KEYWORD_ONLY}
 
@@ -67,7 +67,7 @@ def parse_transforms(text: str) -> list[ast.expr]:
 
 
 def transform_names(text: str) -> list[str]:
-    """The functions named by transforms, including those in text arguments.
+    """Return the functions named by transforms, including those in text arguments.
 
     Raises:
       UserError: if the text is malformed.
@@ -81,7 +81,7 @@ def transform_names(text: str) -> list[str]:
 
 
 def nested_transforms(node: ast.expr) -> list[str]:
-    """The texts of transforms among the arguments of a transform."""
+    """Return the texts of transforms among the arguments of a transform."""
     if (name := function_name(node)) not in NESTING:
         return []
     args, kwargs = arguments(node)
@@ -90,7 +90,7 @@ def nested_transforms(node: ast.expr) -> list[str]:
 
 
 def parse_sources(text: str) -> list[tuple[str, float]]:
-    """The sources of a mixture with their weights, as in 'folder:a*0.7+folder:b*0.3'.
+    """Return the sources of a mixture with their weights, as in 'folder:a*0.7+folder:b*0.3'.
 
     A text without a weight for each of two or more sources is a single one of weight 1.
     """
@@ -116,7 +116,7 @@ def parse_call(text: str, where: str) -> ast.expr:
 
 
 def parse_keywords(text: str, where: str) -> tuple[str, dict[str, Any]]:
-    """The name and the keywords of `a.name(x=1)`, or of a name alone.
+    """Return the name and the keywords of `a.name(x=1)`, or of a name alone.
 
     Raises:
       UserError: for any other text; begins with `where`.
@@ -133,7 +133,7 @@ def parse_keywords(text: str, where: str) -> tuple[str, dict[str, Any]]:
 
 
 def arguments(node: ast.expr) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of a function, by position and by name.
+    """Return the arguments of a function, by position and by name.
 
     Raises:
       UserError: if they are not plain values.
@@ -150,12 +150,12 @@ def arguments(node: ast.expr) -> tuple[list[Any], dict[str, Any]]:
 
 
 def function_name(node: ast.expr) -> str:
-    """The name of the function in a transform, which may be a call."""
+    """Return the name of the function in a transform, which may be a call."""
     return ast.unparse(node.func if isinstance(node, ast.Call) else node)
 
 
 def _pieces(node: ast.expr) -> list[ast.expr]:
-    """The operands of `a|b|c`, which Python parses as a tree of binary operators."""
+    """Return the operands of `a|b|c`, which Python parses as a tree of binary operators."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
         return [*_pieces(node.left), *_pieces(node.right)]
     return [node]

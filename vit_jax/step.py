@@ -29,16 +29,16 @@ Batch = dict[str, Any]
 
 @flax.struct.dataclass
 class TrainState:
-    """The state of a run between two steps, or its shapes or shardings.
+    """State of a run between two steps, or its shapes or shardings.
 
     Attributes:
-      step: number of steps taken, int32; skipped ones count.
+      step: Number of steps taken, int32; skipped ones count.
       params: float32 parameters.
-      opt_state: the optimizer's state.
-      collections: other Flax collections by name, such as `batch_stats`.
-      ema: exponential moving average of `params`, or None.
-      frozen: variables of the task's frozen models, unchanged and not saved; None without any.
-      key: data of the run's base key, uint32 [2]; the keys of a step are folded from it, so
+      opt_state: The optimizer's state.
+      collections: Other Flax collections by name, such as `batch_stats`.
+      ema: Exponential moving average of `params`, or None.
+      frozen: Variables of the task's frozen models, unchanged and not saved; None without any.
+      key: Data of the run's base key, uint32 [2]; the keys of a step are folded from it, so
         that a resumed run has the same randomness as an uninterrupted one.
     """
 
@@ -52,7 +52,7 @@ class TrainState:
 
     @property
     def variables(self) -> dict[str, PyTree]:
-        """The variables for evaluation, with the averaged parameters if there are any."""
+        """Variables for evaluation, with the averaged parameters if there are any."""
         return {'params': self.params if self.ema is None else self.ema, **self.collections}
 
 
@@ -64,7 +64,7 @@ def init_variables(model: Any, task: Task, batch: Batch, seed: int) -> dict[str,
 def init_with_output(
     model: Any, task: Task, batch: Batch, seed: int
 ) -> tuple[dict[str, jax.Array], dict[str, PyTree]]:
-    """The task's outputs for `batch`, and the initial variables of the modules it calls."""
+    """Return the task's outputs for `batch`, and the initial variables of the modules it calls."""
     names = ('params', *task.rngs)
     rngs = dict(zip(names, jax.random.split(jax.random.key(seed), len(names)), strict=True))
 
@@ -78,7 +78,7 @@ def init_with_output(
 def init_state(
     variables: dict[str, PyTree], tx: optax.GradientTransformation, seed: int, ema: bool
 ) -> TrainState:
-    """The state before the first step."""
+    """Return the state before the first step."""
     collections = dict(variables)
     params = collections.pop('params')
     return TrainState(
@@ -98,7 +98,7 @@ def stream_keys(key: jax.Array, names: tuple[str, ...]) -> dict[str, jax.Array]:
 
 
 def step_keys(state: TrainState, names: tuple[str, ...]) -> dict[str, jax.Array]:
-    """The keys of one step: `stream_keys` of `fold_in(base key, step)`."""
+    """Return the keys of one step: `stream_keys` of `fold_in(base key, step)`."""
     key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
     return stream_keys(key, names)
 
@@ -111,10 +111,10 @@ class Optimizer:
     """A gradient transformation, with what else an update depends on.
 
     Attributes:
-      tx: transformation of the gradients of all parameters.
-      freeze: patterns of the parameters that `tx` leaves unchanged. They are not differentiated,
+      tx: Transformation of the gradients of all parameters.
+      freeze: Patterns of the parameters that `tx` leaves unchanged. They are not differentiated,
         which saves the part of the backward pass that only they need.
-      times: durations of the run, for schedules that are not constant.
+      times: Durations of the run, for schedules that are not constant.
     """
 
     tx: optax.GradientTransformation
@@ -136,12 +136,12 @@ def make_train_step(
     couples rows is computed once, on all outputs.
 
     Args:
-      model: model to train.
-      task: task with the loss.
-      optimizer: optimizer, or a transformation that changes all parameters.
+      model: Model to train.
+      task: Task with the loss.
+      optimizer: Optimizer, or a transformation that changes all parameters.
       step: `config.step`. With `max_skips`, a step with a metric that is not finite changes only
         the state's `step`; the caller counts such steps in a row, see `Meter`.
-      layout: layout of `runtime.sharding`, for which the step is compiled; None if the batch is
+      layout: Layout of `runtime.sharding`, for which the step is compiled; None if the batch is
         global.
 
     Returns:
@@ -225,7 +225,7 @@ def with_skips(train_step: TrainStep) -> TrainStep:
 
 
 def keep_finite(before: TrainState, after: TrainState, metrics: dict[str, jax.Array]) -> TrainState:
-    """The state `after`; if a metric is not finite, the state `before` with its `step` advanced."""
+    """Return state `after`, or `before` with an advanced `step` if a metric is not finite."""
     finite = jnp.all(jnp.isfinite(jnp.stack(list(metrics.values()))))
     before = dataclasses.replace(before, step=after.step)
     return jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, before)
@@ -247,7 +247,7 @@ def bind(
     seed: int = 0,
     axis_name: str | None = None,
 ) -> Evaluation:
-    """The model as a callable outside of training; `method=NAME` calls its other methods.
+    """Return the model as a callable outside of training; `method=NAME` calls its other methods.
 
     Randomness for an example is a function of `seed` and the example's `index`, or of its position
     in the global batch if the batch has no `index`.
@@ -260,13 +260,13 @@ def bind(
 def make_eval_step(
     model: Any, task: Task, *, seed: int = 0, axis_name: str | None = None
 ) -> Callable[[dict[str, PyTree], Batch], dict[str, tuple[jax.Array, jax.Array]]]:
-    """A function (variables, batch) -> {name: (sum, count)} over the whole global batch.
+    """Return a function (variables, batch) -> {name: (sum, count)} over the whole global batch.
 
     If the task couples rows, every device of `jax.pmap` computes the whole batch.
 
     Args:
-      seed: seed of the model's randomness, see `bind`.
-      axis_name: axis of the layout; None if the batch is global.
+      seed: Seed of the model's randomness, see `bind`.
+      axis_name: Axis of the layout; None if the batch is global.
     """
 
     def eval_step(variables: dict[str, PyTree], batch: Batch):
@@ -283,15 +283,15 @@ def make_eval_step(
 def make_predict_step(
     model: Any, task: Task, *, seed: int = 0, axis_name: str | None = None
 ) -> Callable[[dict[str, PyTree], Batch], tuple[dict[str, jax.Array], Batch]]:
-    """A function (variables, batch) -> (predictions, the batch's arrays of at most two dimensions).
+    """Make a function (variables, batch) -> (predictions, the batch's small arrays).
 
     Both have all rows of the global batch, so that every process sees all predictions. Larger
     arrays, such as images, stay on the devices: the source has them, by `index`. Where a task
     couples rows, every device of `jax.pmap` computes the whole batch.
 
     Args:
-      seed: seed of the model's randomness, see `bind`.
-      axis_name: axis of the layout; None if the batch is global.
+      seed: Seed of the model's randomness, see `bind`.
+      axis_name: Axis of the layout; None if the batch is global.
     """
 
     def predict_step(variables: dict[str, PyTree], batch: Batch):
@@ -309,15 +309,15 @@ def make_predict_step(
 def make_attention_step(
     model: Any, task: Task, *, seed: int = 0, axis_name: str | None = None
 ) -> Callable[[dict[str, PyTree], Batch], tuple[PyTree, PyTree, tuple[Any, ...]]]:
-    """A function (variables, batch) -> (outputs, intermediates, the model's inputs).
+    """Return a function (variables, batch) -> (outputs, intermediates, the model's inputs).
 
     `model.attention_maps` computes attention maps from the last two. The layout of intermediates is
     private to the model, so nothing is gathered: under `jax.pmap` every device needs the whole
     batch.
 
     Args:
-      seed: seed of the model's randomness, see `bind`.
-      axis_name: axis of the layout; None if the batch is global.
+      seed: Seed of the model's randomness, see `bind`.
+      axis_name: Axis of the layout; None if the batch is global.
     """
 
     def attention_step(variables: dict[str, PyTree], batch: Batch):
@@ -335,12 +335,12 @@ NO_MODELS: Mapping[str, Callable[..., Any]] = MappingProxyType({})
 
 
 class Training:
-    """The model in training.
+    """Model in training.
 
     Attributes:
-      collections: variables other than parameters, after the calls so far.
-      step: number of steps taken; skipped ones count.
-      frozen: the task's frozen models as functions.
+      collections: Variables other than parameters, after the calls so far.
+      step: Number of steps taken; skipped ones count.
+      frozen: The task's frozen models as functions.
     """
 
     train = True
@@ -380,7 +380,7 @@ class Training:
         return jax.lax.stop_gradient(outputs)
 
     def _next_keys(self) -> Keys:
-        """The keys of the step for the first call, others for each further one."""
+        """Return the keys of the step for the first call, others for each further one."""
         number, self._calls = self._calls, self._calls + 1
         if not number:
             return self._keys
@@ -388,7 +388,7 @@ class Training:
 
 
 class Evaluation:
-    """The model in evaluation, with averaged parameters if there are any.
+    """Model in evaluation, with averaged parameters if there are any.
 
     Further keywords of a call go to `Module.apply`; `mutable=['intermediates']` also returns those.
     """
@@ -408,7 +408,7 @@ class Evaluation:
 
 
 class Initial:
-    """The module during initialization: its calls create its variables."""
+    """Module during initialization: its calls create its variables."""
 
     train, step, frozen = False, AFTER_TRAINING, NO_MODELS
 

@@ -22,7 +22,7 @@ def path_name(keys: tuple[Any, ...]) -> str:
 
 
 def param_paths(params: PyTree) -> dict[str, Any]:
-    """The leaves of `params` by path."""
+    """Return the leaves of `params` by path."""
     return {path_name(keys): leaf for keys, leaf in jax.tree_util.tree_leaves_with_path(params)}
 
 
@@ -32,7 +32,7 @@ def map_paths(f: Callable[[str], Any], tree: PyTree) -> PyTree:
 
 
 def unrolled(path: str, leaf: Any, scanned: str = 'blocks', block: str = 'block_') -> list[str]:
-    """The paths of a parameter in each of its blocks.
+    """Return the paths of a parameter in each of its blocks.
 
     Scanned blocks are stacked on axis 0 of `blocks`: `encoder/blocks/norm1/scale` [L D] holds
     `encoder/block_0/norm1/scale` and so on. Any other parameter has only its own path.
@@ -68,12 +68,12 @@ def require_fit(
     """Compare arrays with the expected ones.
 
     Args:
-      have, want: arrays by path, or anything with a shape (and a dtype).
-      context: the beginning of the message, which names the two sides.
-      dtypes: whether dtypes must also agree.
-      label: path -> its name in the message.
-      first: paths with this prefix are named before others.
-      advice: the end of the message.
+      have, want: Arrays by path, or anything with a shape (and a dtype).
+      context: The beginning of the message, which names the two sides.
+      dtypes: Whether dtypes must also agree.
+      label: Path -> its name in the message.
+      first: Paths with this prefix are named before others.
+      advice: The end of the message.
 
     Raises:
       UserError: names the first few arrays that are missing, unknown, or of another shape or dtype,
@@ -88,7 +88,7 @@ def require_fit(
 
 
 def _fault(have: Any, want: Any, dtypes: bool) -> str:
-    """The fault of an array; empty for none."""
+    """Return the fault of an array; empty for none."""
     if have is None:
         return f'{tuple(want.shape)} is missing'
     if want is None:
@@ -100,7 +100,7 @@ def _fault(have: Any, want: Any, dtypes: bool) -> str:
 
 
 def weights_digest(variables: Any) -> str:
-    """A digest of all arrays."""
+    """Return a digest of all arrays."""
     digest = hashlib.sha256()
     for leaf in jax.tree.leaves(variables):
         digest.update(np.ascontiguousarray(leaf).tobytes())

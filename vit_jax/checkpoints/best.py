@@ -18,13 +18,13 @@ _KEY = 'config.checkpoint.keep_best'
 
 @dataclasses.dataclass(frozen=True)
 class Best:
-    """The best result so far.
+    """Best result so far.
 
     Attributes:
-      goal: goal as in the config, see `run.parse_goal`.
-      step: step of that result; None before the first.
-      value: value of the metric.
-      since: number of later evaluations, none of them better.
+      goal: Goal as in the config, see `run.parse_goal`.
+      step: Step of that result; None before the first.
+      value: Value of the metric.
+      since: Number of later evaluations, none of them better.
     """
 
     goal: str
@@ -34,13 +34,13 @@ class Best:
 
 
 def best_from_meta(meta: Mapping[str, Any], key: str) -> Best | None:
-    """The best result that a checkpoint records under `key`, or None."""
+    """Return the best result that a checkpoint records under `key`, or None."""
     entry = meta.get(BESTS, {}).get(key)
     return None if entry is None else Best(**entry)
 
 
 def find_best(directory: Path) -> int:
-    """The best evaluated step in a run's `checkpoints`, as recorded by the newest checkpoint.
+    """Return the best evaluated step of a run according to its newest checkpoint.
 
     If a run was stopped during an evaluation, its newest checkpoint lacks the result, which is
     then read from the log.

@@ -42,14 +42,14 @@ class Checkpointer:
     The caller must hold the workdir's lock, since leftovers of killed runs are removed.
 
     Args:
-      directory: has one folder a step; made by the first save.
+      directory: Has one folder a step; made by the first save.
       keep: `config.checkpoint`.
-      to_steps: turns a duration into steps of the run.
+      to_steps: Turns a duration into steps of the run.
 
     Attributes:
-      is_lost: whether the last save was deleted while it was written, so that another is due at
+      is_lost: Whether the last save was deleted while it was written, so that another is due at
         once. In a job of several processes this is an error.
-      keep_steps: the steps of `keep.keep_steps`.
+      keep_steps: The steps of `keep.keep_steps`.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Checkpointer:
             self.close()
 
     def steps(self) -> list[int]:
-        """The finished steps in ascending order; their files are not verified."""
+        """Return the finished steps in ascending order; their files are not verified."""
         return run_folder.finished_steps(self.directory)
 
     def save(self, step: int, state: PyTree, meta: dict[str, Any]) -> None:
@@ -101,8 +101,8 @@ class Checkpointer:
         Waits for the previous save, which may be lost. An existing step is left alone.
 
         Args:
-          step: the directory's name.
-          state: a dataclass or dict of pytrees of arrays; `load_variables` reads its `params`,
+          step: The directory's name.
+          state: A dataclass or dict of pytrees of arrays; `load_variables` reads its `params`,
             `collections` and `ema`.
           meta: JSON values; records the best step, see `best`.
 
@@ -129,7 +129,7 @@ class Checkpointer:
             self._fail(error)
 
     def _is_saved(self, step: int) -> bool:
-        """Whether the step is finished; warns if this run's newest step has disappeared."""
+        """Return whether the step is finished; warns if this run's newest step has disappeared."""
         steps = self.steps()
         if self._newest is not None and self._newest not in steps:
             _log.warning('%s/%d was deleted during the run', self.directory, self._newest)
@@ -178,10 +178,10 @@ class Checkpointer:
         only Orbax's temporary folders are deleted.
 
         Args:
-          target: the state with a sharded `jax.ShapeDtypeStruct` for each array; the run that
+          target: The state with a sharded `jax.ShapeDtypeStruct` for each array; the run that
             saved it may have had another device layout.
-          strict: raise if a newer step is damaged, instead of restoring an older one.
-          check: called with the step's `meta` before its arrays are read; may raise.
+          strict: Raise if a newer step is damaged, instead of restoring an older one.
+          check: Called with the step's `meta` before its arrays are read; may raise.
 
         Returns:
           The step, the state, and the `meta` given to `save`.
@@ -238,7 +238,7 @@ class Checkpointer:
         ) from error
 
     def _select(self, strict: bool) -> int:
-        """The step to restore, or -1."""
+        """Return the step to restore, or -1."""
         step, damaged = manifest.newest_intact(self.directory)
         if damaged and (strict or step is None):
             raise _damage(self.directory, damaged)
@@ -285,8 +285,8 @@ def load_variables(
     If the run kept averaged parameters, these are read.
 
     Args:
-      directory: a run's `checkpoints`; not changed.
-      step: the step to read, or 'best'; by default the newest intact one.
+      directory: A run's `checkpoints`; not changed.
+      step: The step to read, or 'best'; by default the newest intact one.
 
     Returns:
       The step, `{'params': ..., other collections}` and the `meta` given to `save`.
@@ -373,7 +373,7 @@ class FolderHandle:
 
 
 def disk_reason(error: BaseException | None) -> str | None:
-    """The disk's reason for refusing a write; None if the error has another cause."""
+    """Return the disk's reason for refusing a write; None if the error has another cause."""
     for cause in causes(error):
         if isinstance(cause, OSError) and cause.strerror:
             return cause.strerror

@@ -52,7 +52,7 @@ def handler() -> ocp.CompositeCheckpointHandler:
 
 
 def save_args(state: PyTree, meta: dict[str, Any]) -> ocp.args.Composite:
-    """The items for Orbax to write."""
+    """Return the items for Orbax to write."""
     import orbax.checkpoint as ocp
 
     items = {name: ocp.args.PyTreeSave(tree) for name, tree in _split(state).items()}
@@ -100,7 +100,7 @@ def require_written(directory: Path, saved: Items) -> None:
 
 
 def _headers(item: Path) -> dict[str, jax.ShapeDtypeStruct]:
-    """The shapes and dtypes of the arrays that the item's store holds, by their Zarr headers."""
+    """Read the shapes and dtypes of an item's stored arrays from their Zarr headers."""
     import tensorstore
 
     local = {'driver': 'file', 'path': f'{os.fspath(item)}/'}
@@ -182,7 +182,7 @@ def _join(target: PyTree, items: Items) -> PyTree:
 
 
 def _stored(reader: ocp.Checkpointer, directory: Path) -> Items:
-    """The shapes and dtypes of the arrays in a step."""
+    """Return the shapes and dtypes of the arrays in a step."""
     items = reader.metadata(directory).item_metadata
     return {name: items[name].tree for name in (VARIABLES, TRAINING) if items.get(name)}
 
@@ -208,7 +208,7 @@ def _fields(state: PyTree) -> tuple[dict[str, PyTree], Any]:
 
 
 def _arrays(items: Items) -> dict[str, Any]:
-    """The arrays by their paths in the state, or by Orbax's names for these."""
+    """Return the arrays by their paths in the state, or by Orbax's names for these."""
     leaves = jax.tree_util.tree_leaves_with_path(items)
     return {path_name(keys[1:]).replace('.', '/'): leaf for keys, leaf in leaves}
 
@@ -228,7 +228,7 @@ class LiteralPath(gpath.PosixGPath):
 
 
 def _durable_path_class() -> type:
-    """The class of temporary folders with which Orbax's steps survive a power cut.
+    """Return the class of temporary folders with which Orbax's steps survive a power cut.
 
     Orbax syncs arrays, but neither other files nor folders. Here everything is on disk before the
     step gets its name, and the name before the save finishes and older steps are deleted. The
@@ -250,12 +250,12 @@ def _durable_path_class() -> type:
 
 
 def orbax_path(directory: Path) -> LiteralPath:
-    """The directory, local or remote, as a path for Orbax."""
+    """Return the directory, local or remote, as a path for Orbax."""
     return LiteralPath(os.fspath(directory))
 
 
 class Staging:
-    """The folder where Orbax writes the steps of `directory`: itself, or a local one.
+    """Folder where Orbax writes the steps of `directory`: itself, or a local one.
 
     Raises:
       UserError: if several processes would have to share a local folder.

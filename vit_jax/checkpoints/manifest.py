@@ -51,7 +51,7 @@ def write(root: Path, step: int) -> None:
 
 
 def uncommitted_step(root: Path, step: int) -> Path:
-    """The folder of a step that Orbax has written but not yet committed."""
+    """Return the folder of a step that Orbax has written but not yet committed."""
     return next(_uncommitted(root, f'{step}{_UNFINISHED}'), root / str(step))
 
 
@@ -74,8 +74,8 @@ def verify(directory: Path, items: tuple[str, ...] = ()) -> None:
     """Read the files back and compare them with the manifest.
 
     Args:
-      directory: folder of one step, named by its number.
-      items: the subdirectories to verify; all if empty.
+      directory: Folder of one step, named by its number.
+      items: The subdirectories to verify; all if empty.
 
     Raises:
       Unfinished: if the manifest or the mark of Orbax's commit is missing.
@@ -110,7 +110,7 @@ def _fingerprint(path: Path, name: str = next(iter(_DIGESTS))) -> str:
 
 
 def newest_intact(root: Path, items: tuple[str, ...] = ()) -> tuple[int | None, dict[int, Damaged]]:
-    """The newest step whose `items` are intact, and the newer, damaged steps."""
+    """Return the newest step whose `items` are intact, and the newer, damaged steps."""
     damaged: dict[int, Damaged] = {}
     for step in reversed(run_folder.step_numbers(root)):
         try:
@@ -209,7 +209,7 @@ def _rejected(root: Path) -> list[Path]:
 
 
 def _unused(path: Path) -> Path:
-    """The path, with a number appended if it exists already."""
+    """Return the path, with a number appended if it exists already."""
     number, free = 1, path
     while free.is_dir():
         number += 1

@@ -126,7 +126,7 @@ def _suggest_config_key(flag: str, value: str, valid: Sequence[str]) -> str:
 
 
 def has_flag(argv: Sequence[str], flags: Sequence[str]) -> bool:
-    """Whether a command line has one of the flags."""
+    """Return whether a command line has one of the flags."""
     before_end = itertools.takewhile(lambda word: word != '--', argv)
     return any(word.partition('=')[0] in flags for word in before_end)
 
@@ -274,7 +274,7 @@ def check_output(
 
 
 def _reads(word: str | None, file: pathlib.Path) -> bool:
-    """Whether an argument names a file, or a folder of images that contains it."""
+    """Return whether an argument names a file, or a folder of images that contains it."""
     from vit_jax.data.sources.table import is_image
 
     names = {word, word.partition(':')[2]} - {''} if word else set()
@@ -330,7 +330,7 @@ def save_figure(figure: Any, path: str | pathlib.Path, flag: str) -> Any:
 
 
 def is_folder(out: str) -> bool:
-    """Whether `--out` names a folder of images instead of one picture."""
+    """Return whether `--out` names a folder of images instead of one picture."""
     from vit_jax.storage import paths
 
     path = paths.path(out)

@@ -82,7 +82,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
-    """Whether a name contains one of the patterns, or there are none."""
+    """Return whether a name contains one of the patterns, or there are none."""
     return not patterns or any(pattern in name for pattern in patterns)
 
 

@@ -175,7 +175,7 @@ def warn_of_truncated(sentences: Sequence[Sentence]) -> None:
 
 
 def shows_text(args: argparse.Namespace) -> bool:
-    """Whether translations are printed to a terminal, where a progress bar would disturb."""
+    """Return whether translations are printed to a terminal, where a progress bar would disturb."""
     return args.out is None and sys.stdout.isatty()
 
 

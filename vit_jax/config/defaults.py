@@ -22,7 +22,7 @@ Change = tuple[str, Any, Any]  # a key such as 'model.dropout', and its old and 
 
 
 def differences(before: ConfigDict, after: ConfigDict) -> list[str]:
-    """The sections and keys in which two configs differ, such as 'optim.schedule' and 'seed'.
+    """List sections and keys in which two configs differ, such as 'optim.schedule' and 'seed'.
 
     A missing key equals its default. `before` is not trusted: its model and task are imported only
     if `after` has the same.
@@ -45,7 +45,7 @@ def _differ(before: ConfigDict, after: ConfigDict, name: str) -> bool:
 
 
 def _complete(config: ConfigDict, name: str) -> Any:
-    """The keys of one section with their defaults, without nested sections."""
+    """Return the keys of one section with their defaults, without nested sections."""
     group = find_section(config, name)
     if name == 'evals' or not isinstance(group, (ConfigDict, dict)):
         return plain(group)
@@ -58,7 +58,7 @@ def _complete(config: ConfigDict, name: str) -> Any:
 
 
 def function_changes(before: ConfigDict, after: ConfigDict) -> Iterator[Change]:
-    """The changed keys of model and task with which the same weights compute another function.
+    """Yield changed keys of model and task that alter the function the weights compute.
 
     A missing key equals its default, and an open size equals any. Inert fields may differ, and
     so may the name of code outside of this package. Only `after` is imported.
@@ -95,7 +95,7 @@ def _is_inert(cls: Any, section: str, key: str) -> bool:
 
 
 def preparation_changes(before: ConfigDict, after: ConfigDict) -> Iterator[Change]:
-    """The changed keys in how evaluation and prediction prepare examples.
+    """Yield the changed keys in how evaluation and prediction prepare examples.
 
     Compares evaluations of the same name, and the first ones, which prediction follows.
     """
@@ -108,7 +108,7 @@ def preparation_changes(before: ConfigDict, after: ConfigDict) -> Iterator[Chang
 
 
 def _preparations(config: ConfigDict) -> dict[str, Group]:
-    """The `PREPARATION` of every evaluation, or of training if there is no evaluation."""
+    """Return the `PREPARATION` of every evaluation, or of training if there is no evaluation."""
     entries = {f'evals.{name}': entry for name, entry in config.evals.items()}
     training = {key: config.data.get(key) for key in ('vocab', 'buckets')}
     return {
@@ -124,7 +124,7 @@ def complete(config: ConfigDict, info: Any) -> ConfigDict:
     """Copy a config and fill in the model's sizes that depend on the data.
 
     Args:
-      config: not changed.
+      config: Not changed.
       info: `num_classes` and `vocab_size` of the data; 0 for none.
 
     Raises:

@@ -103,9 +103,9 @@ def override(
     """Copy a config, apply overrides such as `optim.lr=3e-4`, lock and validate it.
 
     Args:
-      config: not changed.
-      overrides: texts such as `optim.lr=3e-4`, in order.
-      check: called with the config before its modules are imported, and after each override.
+      config: Not changed.
+      overrides: Texts such as `optim.lr=3e-4`, in order.
+      check: Called with the config before its modules are imported, and after each override.
 
     Raises:
       UserError: as `load`, or as `check`.
@@ -155,7 +155,7 @@ def _hide_secrets(config: ConfigDict) -> None:
 
 
 def to_run(config: ConfigDict) -> Run:
-    """The typed form of a config; an evaluation has the vocabulary of training unless it names one.
+    """Return a config's typed form; evaluations use the training vocabulary by default.
 
     Raises:
       UserError: for a value out of range.
@@ -164,7 +164,7 @@ def to_run(config: ConfigDict) -> Run:
 
 
 def to_inference(config: ConfigDict) -> Inference:
-    """The typed form of a config that only has what evaluation and prediction read."""
+    """Return the typed form of a config that only has what evaluation and prediction read."""
     return _typed(config, Inference)
 
 
@@ -179,8 +179,8 @@ def section(config: ConfigDict, cls: type[schema.Section]) -> schema.Section:
     """Make one section of a config that may lack others, like configs of old runs and checkpoints.
 
     Args:
-      config: not changed.
-      cls: the dataclass of the section, such as `run.Lora`.
+      config: Not changed.
+      cls: The dataclass of the section, such as `run.Lora`.
     """
     fields = schema.fields(Run).items()
     name = next(key for key, parameter in fields if parameter.annotation is cls)
@@ -188,7 +188,7 @@ def section(config: ConfigDict, cls: type[schema.Section]) -> schema.Section:
 
 
 def model_and_task(config: ConfigDict) -> tuple[Any, Any]:
-    """The model and the task of a config that may lack other sections.
+    """Return the model and the task of a config that may lack other sections.
 
     Raises:
       UserError: if a class rejects an option.
@@ -227,10 +227,10 @@ def parse_config_args(
     """Parse `CONFIG --config.a.b=v` or `--config CONFIG --config.a.b=v` beside other flags.
 
     Args:
-      parser: gets the flag `--config`, and a line on overrides.
-      argv: all flags.
-      complete: whether the config has to be valid, with all keys that a run needs.
-      positional: whether the config may be a positional argument.
+      parser: Gets the flag `--config`, and a line on overrides.
+      argv: All flags.
+      complete: Whether the config has to be valid, with all keys that a run needs.
+      positional: Whether the config may be a positional argument.
 
     Returns:
       The namespace, and the config (None if `--config` is absent).
@@ -279,8 +279,8 @@ def require_run(stored: Any, where: str) -> None:
     """Raise UserError unless `stored` has the groups and names of a run's config.
 
     Args:
-      stored: parsed JSON; its modules are not imported.
-      where: its file, for the message.
+      stored: Parsed JSON; its modules are not imported.
+      where: Its file, for the message.
     """
     stored = stored if isinstance(stored, dict) else {}
     evals = stored.get('evals')
@@ -351,7 +351,7 @@ def apply_override(config: ConfigDict, override: str) -> None:
 def _group(
     config: ConfigDict, node: ConfigDict, path: Sequence[str], dotted: str, text: str
 ) -> ConfigDict:
-    """The group at `path`, with parent `node`; created if it is a key of the constructor."""
+    """Return the group at `path`, with parent `node`; created if it is a key of the constructor."""
     *parents, key = path
     where, valid = '.'.join(['config', *parents]), schema.parameters(config, '.'.join(parents))
     if key not in node:
@@ -374,7 +374,7 @@ def _allowed(
     where: str,
     text: str,
 ) -> tuple[type, ...]:
-    """The types of a value, from the constructor or else from the value in the file."""
+    """Return the types of a value, from the constructor or else from the value in the file."""
     if leaf not in node and leaf not in valid:
         raise _unknown(dotted, where, leaf, {*node, *valid}, text)
     allowed = schema.accepted_types(valid[leaf]) if leaf in valid else ()
@@ -393,7 +393,7 @@ def _unknown(dotted: str, where: str, key: str, valid: Iterable[str], value: str
 
 
 def other_word(name: str, value: str = '') -> str:
-    """The flags for a setting by its name in other trainers; empty if the name is unknown.
+    """Return the flags for a setting by its name in other trainers; empty if the name is unknown.
 
     Args:
       name: Flag or the last part of a config key, such as `--learning-rate` or `img_size`.

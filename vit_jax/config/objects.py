@@ -16,26 +16,26 @@ if TYPE_CHECKING:
 
 
 def model_class(name: str) -> type[models.Model]:
-    """The Linen module class of a model; UserError if it does not exist or is none of `Model`."""
+    """Return a model's Linen class; raise UserError if missing or not a `Model`."""
     from vit_jax.models import base  # here, since it imports JAX
 
     return _find(name, base.Model)
 
 
 def task_class(name: str) -> type[tasks.Task]:
-    """The dataclass of a task; UserError if it does not exist or is none of `Task`."""
+    """Return the dataclass of a task; UserError if it does not exist or is none of `Task`."""
     from vit_jax.tasks import base
 
     return _find(name, base.Task)
 
 
 def evaluator_class(name: str) -> type[evaluators.Evaluator]:
-    """The class of an evaluator; UserError if it does not exist or is none of `Evaluator`."""
+    """Return an evaluator's class; raise UserError if missing or not an `Evaluator`."""
     return _find(name, evaluators.Evaluator)
 
 
 def writer_class(name: str) -> type[writers.Writer]:
-    """The class of a writer; UserError if it does not exist or is none of `Writer`."""
+    """Return the class of a writer; UserError if it does not exist or is none of `Writer`."""
     return _find(name, writers.Writer)
 
 
@@ -51,7 +51,7 @@ def _find(name: str | None, base: type) -> Any:
 
 
 def make_model(model: Model) -> Any:
-    """The Linen module of `config.model`; raises UserError if its class rejects an option."""
+    """Build the module of `config.model`; raise UserError if its class rejects an option."""
     from vit_jax.models import base
 
     return _make(model, base.Model)
@@ -72,7 +72,7 @@ def place_field(name: str, field: str, value: Any) -> list[tuple[str, Any]]:
 
 
 def make_task(task: Task) -> tasks.Task:
-    """The task of `config.task`; raises UserError if its class rejects an option."""
+    """Return the task of `config.task`; raises UserError if its class rejects an option."""
     from vit_jax.tasks import base
 
     return _make(task, base.Task)
@@ -86,7 +86,7 @@ def _make(named: Model | Task, base: type) -> Any:
 
 
 def make_evaluator(entry: Evaluation, where: str) -> evaluators.Evaluator | None:
-    """The evaluator of an entry of `config.evals`; None if the task evaluates it.
+    """Return the evaluator of an entry of `config.evals`; None if the task evaluates it.
 
     Raises:
       UserError: for an unknown evaluator, an invalid value, or a missing `fit` split of an
@@ -104,6 +104,6 @@ def make_evaluator(entry: Evaluation, where: str) -> evaluators.Evaluator | None
 
 
 def headline(entry: Evaluation, task: Task) -> tuple[str, ...]:
-    """The metrics of an entry of `config.evals` to print in one line; empty for all."""
+    """Return the metrics of an entry of `config.evals` to print in one line; empty for all."""
     cls = evaluator_class(entry.evaluator) if entry.evaluator else task_class(task.name)
     return cls.headline

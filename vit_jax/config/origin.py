@@ -20,9 +20,9 @@ def require_allowed(config: Mapping[str, Any], allowed: Sequence[str], where: st
     """Refuse a stored config that names code outside of this package; nothing is imported.
 
     Args:
-      config: the config, or a part of it.
-      allowed: outside modules and packages whose code it may name.
-      where: the config's file, for the message.
+      config: The config, or a part of it.
+      allowed: Outside modules and packages whose code it may name.
+      where: The config's file, for the message.
 
     Raises:
       UserError: for a name that is not allowed, or transforms that cannot be read.
@@ -41,12 +41,12 @@ def require_name(name: str, allowed: Sequence[str], what: str) -> None:
 
 
 def dotted_names(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The keys and values of a config whose values are dotted names of modules."""
+    """Return the keys and values of a config whose values are dotted names of modules."""
     return ((key, name) for key, name in _names(_plain(config)) if '.' in name)
 
 
 def trusted_names(run: Run) -> list[str]:
-    """The dotted names of modules in a config that the user gives, and so trusts."""
+    """Return the dotted names of modules in a config that the user gives, and so trusts."""
     return [name for _, name in dotted_names(to_group(run))]
 
 

@@ -97,9 +97,9 @@ def run_file(spec: str, function: str, flag: str) -> Any:
     """Execute the file of `FILE[:ARGUMENTS]` and return the result of one of its functions.
 
     Args:
-      spec: the file, or a recipe of the package such as `vit/digits`, and its arguments.
+      spec: The file, or a recipe of the package such as `vit/digits`, and its arguments.
       function: `get_config` or `get_sweep`.
-      flag: the source of `spec`, for messages.
+      flag: The source of `spec`, for messages.
 
     Raises:
       UserError: if the file is missing or is not Python, lacks the function, or does not accept the
@@ -131,7 +131,7 @@ def _add_word(spec: str, word: str) -> str:
 
 
 def translate(spec: str, function: str = 'get_config') -> tuple[str, str]:
-    """The file and the arguments of `FILE[:ARGUMENTS]`, in today's words; see `OLD_WORDS`."""
+    """Split `FILE[:ARGUMENTS]` into both, with `OLD_WORDS` replaced."""
     name, _, text = spec.partition(':')
     words = []
     for word in text.split(','):
@@ -157,26 +157,26 @@ def recipe_name(path: str) -> str:
 
 
 def _beside(path: str, recipe: str) -> str:
-    """The path of another recipe, written like `path`."""
+    """Return the path of another recipe, written like `path`."""
     suffix = '.py' if path.endswith('.py') else ''
     return f'{path.removesuffix(suffix).removesuffix(recipe_name(path))}{recipe}{suffix}'
 
 
 def _takes_text(function: Callable) -> bool:
-    """Whether a function parses its argument itself."""
+    """Return whether a function parses its argument itself."""
     return list(parameters(function)) == [_TEXT]
 
 
 def parse_arguments(
     words: Iterable[str], function: Callable, has_smoke: bool = False
 ) -> dict[str, Any]:
-    """The keywords of a function from words such as `B/16` and `epochs=300`.
+    """Return the keywords of a function from words such as `B/16` and `epochs=300`.
 
     Args:
       words: Arguments, of which one may have no name, for the first parameter; several if that is a
         tuple.
-      function: its parameters have defaults.
-      has_smoke: whether `smoke` is a word, too; for messages.
+      function: Its parameters have defaults.
+      has_smoke: Whether `smoke` is a word, too; for messages.
 
     Raises:
       UserError: for an unknown argument, or a value of the wrong type.
@@ -201,7 +201,7 @@ def parse_arguments(
 
 
 def _first(known: Parameters, given: dict[str, Any], word: str, others: tuple[str, ...]) -> str:
-    """The name of the first parameter, for a word without one."""
+    """Return the name of the first parameter, for a word without one."""
     if not known and not others:
         raise UserError(f'takes no argument; leave out {word}')
     if not known:
@@ -230,7 +230,7 @@ _NOUNS = {bool: 'true or false', int: 'a whole number', float: 'a number'}
 
 
 def choices_of(parameter: inspect.Parameter) -> tuple[Any, ...]:
-    """The values of a `Literal` or of a tuple; none for another parameter."""
+    """Return the values of a `Literal` or of a tuple; none for another parameter."""
     if isinstance(parameter.default, tuple):
         return parameter.default
     annotation = parameter.annotation
@@ -245,7 +245,7 @@ def describe(known: Parameters) -> str:
 
 
 def arguments(module: types.ModuleType) -> list[str]:
-    """The arguments of a recipe with their defaults or choices, and `smoke`."""
+    """Return the arguments of a recipe with their defaults or choices, and `smoke`."""
     found: list[str] = []
     for function, shrink in _SHRINK.items():
         if (make := getattr(module, function, None)) is None:
@@ -263,7 +263,7 @@ def load_module(name: str, where: str) -> types.ModuleType:
 
     Args:
       name: File, or recipe of the package; see `experiment_file`.
-      where: the flag or key that names it, for messages.
+      where: The flag or key that names it, for messages.
 
     Raises:
       UserError: if the file is missing or is not Python.
@@ -287,7 +287,7 @@ def load_module(name: str, where: str) -> types.ModuleType:
 
 
 def experiment_file(name: str) -> pathlib.Path | None:
-    """The file of a recipe such as `vit/digits`, also written `experiments/vit/digits.py`."""
+    """Find the file of a recipe such as `vit/digits` or `experiments/vit/digits.py`."""
     path = FOLDER / experiment_name(name)
     path = path.with_name(f'{path.name}.py')
     inside = '..' not in path.parts and path.is_relative_to(FOLDER)
@@ -295,12 +295,12 @@ def experiment_file(name: str) -> pathlib.Path | None:
 
 
 def experiment_name(path: str) -> str:
-    """The name of a recipe, from its path in the repository."""
+    """Return the name of a recipe, from its path in the repository."""
     return path.removeprefix('experiments/').removesuffix('.py')
 
 
 def missing_experiment(name: str) -> str:
-    """The message for a name that is neither a file nor a recipe; suggests the closest."""
+    """Return the message for a name that is neither a file nor a recipe; suggests the closest."""
     known = [file.relative_to(FOLDER).with_suffix('').as_posix() for file in FOLDER.glob('*/*.py')]
     close = difflib.get_close_matches(experiment_name(name), known, n=1)
     hint = f'; did you mean {close[0]!r}?' if close else ''

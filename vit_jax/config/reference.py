@@ -44,11 +44,11 @@ class Key:
     """A key of a section.
 
     Attributes:
-      name: name in its section.
-      type: types of its values, in words.
-      default: default in Python syntax; empty if the key is required.
-      text: description.
-      value: value in a config, in Python syntax; empty without a config.
+      name: Name in its section.
+      type: Types of its values, in words.
+      default: Default in Python syntax; empty if the key is required.
+      text: Description.
+      value: Value in a config, in Python syntax; empty without a config.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Key:
 
     @property
     def line(self) -> str:
-        """The first sentence of `text`."""
+        """First sentence of `text`."""
         return sentence(self.text)
 
 
@@ -67,7 +67,7 @@ def config_keys(config: ConfigDict) -> dict[str, list[Key]]:
     """List the valid keys of each section of a config, {'config.optim.schedule': keys}.
 
     Args:
-      config: may lack values that a run needs, such as `data.source`.
+      config: May lack values that a run needs, such as `data.source`.
 
     Raises:
       UserError: for an unknown model, task, optimizer or evaluator.
@@ -87,7 +87,7 @@ def config_keys(config: ConfigDict) -> dict[str, list[Key]]:
 
 
 def package_keys() -> dict[str, list[Key]]:
-    """The keys of everything in this package that a config may name, {heading: keys}.
+    """Return the keys of everything in this package that a config may name, {heading: keys}.
 
     Optax's optimizers are left out, since their keys depend on the installed version.
     """
@@ -108,7 +108,7 @@ def package_keys() -> dict[str, list[Key]]:
 
 
 def _texts(cls: type, group: Mapping[str, Any]) -> dict[str, str]:
-    """The descriptions of the keys of a section, and of what it names."""
+    """Return the descriptions of the keys of a section, and of what it names."""
     name = group.get('evaluator' if cls is Evaluation else 'name')
     if not name or cls not in (Evaluation, *NAMED_SECTIONS):
         return field_docs(cls)
@@ -124,12 +124,12 @@ def _texts(cls: type, group: Mapping[str, Any]) -> dict[str, str]:
 def keys(
     declared: Parameters, texts: Mapping[str, str], group: Mapping[str, Any] | None = None
 ) -> list[Key]:
-    """The keys of a section.
+    """Return the keys of a section.
 
     Args:
-      declared: its parameters.
-      texts: their descriptions.
-      group: the section of a config, if any.
+      declared: Its parameters.
+      texts: Their descriptions.
+      group: The section of a config, if any.
     """
     rows = []
     for name, p in declared.items():
@@ -145,7 +145,7 @@ def keys(
 
 
 def markdown(sections: Mapping[str, list[Key]]) -> str:
-    """A page that lists the keys of sections, as returned by `package_keys`."""
+    """Return a page that lists the keys of sections, as returned by `package_keys`."""
     lines = [HEAD]
     lines += [*(f'- [{heading}](#{_anchor(heading)})' for heading in sections), '']
     for heading, listed in sections.items():
@@ -159,7 +159,7 @@ def markdown(sections: Mapping[str, list[Key]]) -> str:
 
 
 def _anchor(heading: str) -> str:
-    """The fragment that GitHub gives a heading."""
+    """Return the fragment that GitHub gives a heading."""
     return re.sub(r'[^\w\- ]', '', heading.lower()).replace(' ', '-')
 
 
@@ -178,7 +178,7 @@ def _type(parameter: inspect.Parameter) -> str:
 
 
 def field_docs(cls: type) -> dict[str, str]:
-    """The comment of each field of a dataclass in `run`, by its key.
+    """Return the comment of each field of a dataclass in `run`, by its key.
 
     It stands behind the field on its line, or above it.
     """
@@ -201,12 +201,12 @@ def _comment(lines: list[str], node: ast.AnnAssign) -> str:
 
 
 def parameter_docs(constructor: Callable) -> dict[str, str]:
-    """The description of each parameter of a function or class, as one paragraph.
+    """Return the description of each parameter of a function or class, as one paragraph.
 
     A class inherits the descriptions of its bases.
 
     Args:
-      constructor: its docstring describes the parameters as `name: text` or `one, two: text`.
+      constructor: Its docstring describes the parameters as `name: text` or `one, two: text`.
     """
     classes = inspect.getmro(constructor) if inspect.isclass(constructor) else (constructor,)
     texts: dict[str, str] = {}
@@ -218,12 +218,12 @@ def parameter_docs(constructor: Callable) -> dict[str, str]:
 
 
 def sentence(text: str) -> str:
-    """The first sentence of a paragraph, without its full stop."""
+    """Return the first sentence of a paragraph, without its full stop."""
     return re.split(r'\.(?:\s+(?=[A-Z\'`(])|$)', text, maxsplit=1)[0]
 
 
 def _entries(doc: str) -> Iterator[tuple[str, str]]:
-    """The names and the text of each entry."""
+    """Yield the names and the text of each entry."""
     for lines in _docstring_sections(doc.splitlines()):
         indent = min((_indent(line) for line in lines if line.strip()), default=0)
         names, text = '', ''
@@ -240,7 +240,7 @@ def _entries(doc: str) -> Iterator[tuple[str, str]]:
 
 
 def _docstring_sections(lines: list[str]) -> Iterator[list[str]]:
-    """The indented lines below each heading."""
+    """Yield the indented lines below each heading."""
     for i, line in enumerate(lines):
         if line in _DOC_SECTIONS:
             below = lines[i + 1 :]

@@ -80,12 +80,12 @@ class Durations:
 
     @classmethod
     def of(cls, total: Duration, batch_size: float, epoch_size: int) -> Durations:
-        """The durations of a run of length `total`.
+        """Return the durations of a run of length `total`.
 
         Args:
           total: `config.total`.
-          batch_size: examples in a step, for durations in examples.
-          epoch_size: examples in an epoch, for durations in epochs.
+          batch_size: Examples in a step, for durations in examples.
+          epoch_size: Examples in an epoch, for durations in epochs.
 
         Raises:
           UserError: if the state of a run cannot count that many steps.
@@ -96,7 +96,7 @@ class Durations:
         return cls(batch_size, epoch_size, steps)
 
     def steps(self, text: Duration, where: str = 'duration') -> int:
-        """The number of steps, at least 1 unless the duration is empty or zero.
+        """Return the number of steps, at least 1 unless the duration is empty or zero.
 
         Raises:
           UserError: for text that is not a duration, or a share of an unknown total.
@@ -113,7 +113,7 @@ class Durations:
         return max(1, round(amount * scale)) if amount else 0
 
     def between_evals(self, examples: int) -> int:
-        """The default steps between evaluations of this many examples; see `Every`."""
+        """Return the default steps between evaluations of this many examples; see `Every`."""
         cheap = MAX_EVAL_SHARE * examples / (TRAIN_TO_EVAL * self.batch_size)
         return max(self.steps('10%'), math.ceil(cheap))
 
@@ -123,15 +123,15 @@ class Goal:
     """A metric of an evaluation, to be maximized or minimized.
 
     Attributes:
-      metric: an entry of `config.evals` and its metric, such as `test/accuracy`.
-      lower: whether lower is better.
+      metric: An entry of `config.evals` and its metric, such as `test/accuracy`.
+      lower: Whether lower is better.
     """
 
     metric: str
     lower: bool = False
 
     def is_better(self, value: float, than: float | None, by: float = 0.0) -> bool:
-        """Whether a value is better than another by more than `by`; NaN never is."""
+        """Return whether a value is better than another by more than `by`; NaN never is."""
         if math.isnan(value) or than is None:
             return not math.isnan(value)
         return (than - value if self.lower else value - than) > by
@@ -160,7 +160,7 @@ def parse_goal(text: str, where: str) -> Goal:
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """The model; its other keys are the fields of its class."""
+    """Model; its other keys are the fields of its class."""
 
     # module of `vit_jax.models`, or the dotted name of your own; None for the model of
     # `config.init.from`, with any other keys of `config.model` replaced
@@ -170,7 +170,7 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """The task; its other keys are the fields of its class."""
+    """Task; its other keys are the fields of its class."""
 
     name: str  # module of `vit_jax.tasks`, or the dotted name of your own
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -230,7 +230,7 @@ class Evaluation(Data):
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """The learning rate, or another number, as a function of the steps already taken.
+    """Learning rate, or another number, as a function of the steps already taken.
 
     It rises linearly from `init` at step 0 to its peak at step `warmup`, follows its shape, and in
     the last `cooldown` steps falls to `final`.
@@ -269,7 +269,7 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True)
 class Optim:
-    """The optimizer, its parameter groups and its schedule; other keys are the optimizer's own.
+    """Optimizer, its parameter groups and its schedule; other keys are the optimizer's own.
 
     Optimizers that define weight decay (`adamw`, `lion`, `lamb`, ...) apply it in their own way. In
     AdamW a step subtracts lr(t) * weight_decay * parameter, as in Loshchilov & Hutter 2019 and
@@ -349,7 +349,7 @@ class Sam:
 
     @property
     def gradients(self) -> int:
-        """The number of gradients that a step computes: 1 or 2."""
+        """Number of gradients that a step computes: 1 or 2."""
         return 2 if self.rho else 1
 
 
@@ -395,7 +395,7 @@ class Every:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """The checkpoints to keep."""
+    """Checkpoints to keep."""
 
     keep_last: int = 2  # number of newest steps to keep, at least 1
     keep_every: Duration = 0  # interval of steps that are kept for good; 0 for none
@@ -414,7 +414,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Parallel:
-    """The layout of arrays on the devices."""
+    """Layout of arrays on the devices."""
 
     strategy: str = 'jit'  # `jit` or `pmap`
     fsdp: int = 1  # devices of a slice over which parameters and optimizer state are split
@@ -429,7 +429,7 @@ class Parallel:
 
 @dataclass(frozen=True, kw_only=True)
 class Init:
-    """The checkpoint that the run takes its first parameters from."""
+    """Checkpoint that the run takes its first parameters from."""
 
     # checkpoint of another code base (a file, a folder, a URL such as
     # hf://google/vit-base-patch16-224, a name of `list checkpoints`) or a run folder; empty for
@@ -459,7 +459,7 @@ class Init:
 
 @dataclass(frozen=True, kw_only=True)
 class Branch:
-    """The run whose whole state is continued."""
+    """Run whose whole state is continued."""
 
     # run folder, or RUN@STEP or RUN@best for one of its kept steps; empty for none
     folder: str = field(default='', metadata=_FROM)
@@ -489,13 +489,13 @@ class Lora:
 
     @property
     def scale(self) -> float:
-        """The factor of A B."""
+        """Factor of A B."""
         return (self.rank if self.alpha is None else self.alpha) / self.rank
 
 
 @dataclass(frozen=True, kw_only=True)
 class EarlyStop:
-    """The end of a run before its total, if its evaluations no longer improve."""
+    """End of a run before its total, if its evaluations no longer improve."""
 
     # metric of an evaluation such as `test/accuracy`, or `min:test/loss` if lower is better; empty
     # for no early stop
@@ -512,7 +512,7 @@ class EarlyStop:
 
 @dataclass(frozen=True, kw_only=True)
 class Inference:
-    """The part of a run that evaluation and prediction read; checkpoints of others have it, too."""
+    """Part of a run that evaluation and prediction read; checkpoints of others have it, too."""
 
     seed: int = 0  # random seed
     batch_size: int  # examples of a global batch; tokens if the data are sequences in buckets

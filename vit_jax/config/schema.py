@@ -45,19 +45,19 @@ _SAYS_DURATION = typing.get_args(Duration)[1]
 
 
 def fields(cls: Any) -> Parameters:
-    """The keys that a section's dataclass declares itself; a parameter has the field's name."""
+    """List the keys that a section's dataclass declares, with parameters named like its fields."""
     by_name = parameters_of(cls)
     keys = {f.metadata.get('key', f.name): f.name for f in dataclasses.fields(cls)}
     return {key: by_name[name] for key, name in keys.items() if name != OPTIONS}
 
 
 def class_keys(cls: Callable) -> Parameters:
-    """The keys of a model, task or evaluator, without Flax's own `parent` and `name`."""
+    """Return the keys of a model, task or evaluator, without Flax's own `parent` and `name`."""
     return {name: p for name, p in parameters_of(cls).items() if name not in ('parent', 'name')}
 
 
 def section_class(path: str) -> Any:
-    """The dataclass of a section such as 'optim.schedule'; None if it is not the trainer's."""
+    """Return the dataclass of a trainer section such as 'optim.schedule'; None for others."""
     node: Any = Run
     for key in filter(None, path.split('.')):
         parameter = fields(node).get(key) if dataclasses.is_dataclass(node) else None
@@ -66,7 +66,7 @@ def section_class(path: str) -> Any:
 
 
 def section_paths(config: Group, within: str = '') -> Iterator[str]:
-    """The paths of all sections of a config, itself ('') first, whether it has them or not."""
+    """Yield the paths of all possible sections of a config, the whole config ('') first."""
     yield within
     for key, parameter in fields(section_class(within)).items():
         path = f'{within}.{key}'.removeprefix('.')
@@ -77,7 +77,7 @@ def section_paths(config: Group, within: str = '') -> Iterator[str]:
 
 
 def find_section(config: Group, path: str) -> Group:
-    """The section 'optim.schedule' or the like; empty if the config lacks it."""
+    """Return the section 'optim.schedule' or the like; empty if the config lacks it."""
     node: Any = config
     for key in filter(None, path.split('.')):
         node = node.get(key, {})
@@ -85,11 +85,11 @@ def find_section(config: Group, path: str) -> Group:
 
 
 def parameters(config: Group, path: str) -> Parameters:
-    """The valid keys of a section, with their defaults and types.
+    """Return the valid keys of a section, with their defaults and types.
 
     Args:
-      config: names the model, task, optimizer and evaluators.
-      path: section such as 'optim.schedule' or 'evals.test'; empty for the config itself.
+      config: Names the model, task, optimizer and evaluators.
+      path: Section such as 'optim.schedule' or 'evals.test'; empty for the config itself.
 
     Raises:
       UserError: for an unknown model, task, optimizer or evaluator.
@@ -107,7 +107,7 @@ def parameters(config: Group, path: str) -> Parameters:
 
 
 def group_keys(known: Parameters, key: str) -> Parameters:
-    """The keys of a group of a model's options, which is a dataclass; empty for other keys."""
+    """List the keys of a dataclass that groups a model's options; empty for other keys."""
     group = known[key].default if key in known else None
     if not is_options(group):
         return {}
@@ -116,7 +116,7 @@ def group_keys(known: Parameters, key: str) -> Parameters:
 
 
 def is_options(default: Any) -> bool:
-    """Whether the default of a key is a group of a model's options, not a section of `run`."""
+    """Return whether a key's default is a group of model options, not a section of `run`."""
     params = getattr(type(default), '__dataclass_params__', None)
     is_record = params is not None and params.frozen
     return is_record and type(default).__module__ != Run.__module__
@@ -149,7 +149,7 @@ def options(cls: type, group: Group, path: str) -> Parameters:
 
 
 def follows_checkpoint(config: Group) -> bool:
-    """Whether the model comes from the checkpoint `config.init.from`, not read yet."""
+    """Return whether the model comes from the checkpoint `config.init.from`, not read yet."""
     model = config.get('model')
     return isinstance(model, (ConfigDict, dict)) and model.get('name', '') is None
 
@@ -218,19 +218,19 @@ def _lacking(config: ConfigDict) -> Iterator[str]:
 
 
 def required(declared: Parameters) -> Parameters:
-    """The keys without a default."""
+    """Return the keys without a default."""
     return {key: p for key, p in declared.items() if p.default is p.empty}
 
 
 def make(cls: type[Section], group: Group, where: str) -> Section:
-    """The typed section of a group of keys, whose types are not checked.
+    """Return the typed section of a group of keys, whose types are not checked.
 
     Keys that neither the section nor its `options` know, as of an earlier version, are left out.
 
     Args:
-      cls: a dataclass of `run`.
-      group: the keys and their values.
-      where: the section's name, such as 'config.optim'.
+      cls: A dataclass of `run`.
+      group: The keys and their values.
+      where: The section's name, such as 'config.optim'.
 
     Raises:
       UserError: for a value that is out of range, or no group in place of a section.
@@ -257,7 +257,7 @@ def make(cls: type[Section], group: Group, where: str) -> Section:
 
 
 def to_group(section: Any) -> dict[str, Any]:
-    """A typed section as a group of keys, with all defaults: the inverse of `make`."""
+    """Return a typed section as a group of keys, with all defaults: the inverse of `make`."""
     group: dict[str, Any] = {}
     for key, parameter in fields(type(section)).items():
         value = getattr(section, parameter.name)
@@ -270,7 +270,7 @@ def to_group(section: Any) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """A value without `ConfigDict`s and lists, which become dicts and tuples."""
+    """Return a value without `ConfigDict`s and lists, which become dicts and tuples."""
     if isinstance(value, (ConfigDict, dict)):
         return {key: plain(v) for key, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -279,19 +279,19 @@ def plain(value: Any) -> Any:
 
 
 def is_duration(annotation: Any) -> bool:
-    """Whether an annotation is `Duration`, optional or not."""
+    """Return whether an annotation is `Duration`, optional or not."""
     optional = NONE in typing.get_args(annotation)
     members = typing.get_args(annotation) if optional else (annotation,)
     return any(_SAYS_DURATION in getattr(member, '__metadata__', ()) for member in members)
 
 
 def are_durations(annotation: Any) -> bool:
-    """Whether an annotation is a sequence of durations, `Sequence[Duration]`."""
+    """Return whether an annotation is a sequence of durations, `Sequence[Duration]`."""
     return not is_duration(annotation) and any(map(is_duration, typing.get_args(annotation)))
 
 
 def accepted_types(parameter: inspect.Parameter) -> tuple[type, ...]:
-    """The types that a parameter accepts: bool, int, float, str, tuple, dict, NoneType.
+    """Return the types that a parameter accepts: bool, int, float, str, tuple, dict, NoneType.
 
     They come from the annotation, or from the default if the annotation is not a type for configs,
     such as `Any` or an array type. Empty if the default does not tell either.
@@ -310,7 +310,7 @@ def accepted_types(parameter: inspect.Parameter) -> tuple[type, ...]:
 
 
 def _plain_type(annotation: Any) -> type | None:
-    """The plain type of an annotation's values in a config; None for any other annotation."""
+    """Return the config type of an annotation's values; None if it has none."""
     kind = typing.get_origin(annotation) or annotation
     if kind in (bool, int, float, str, NONE):
         return kind

@@ -24,7 +24,7 @@ ANY = (512, 512)  # placeholder for images of varying size
 
 @dataclasses.dataclass(frozen=True)
 class Census:
-    """The result of `count`.
+    """Result of `count`.
 
     Attributes:
       title: Name of the data.

@@ -187,7 +187,7 @@ def _check_scans(data: bytes) -> None:
 
 
 def _has_many_scans(jpeg: bytes) -> bool:
-    """Whether the first image of a JPEG has more than MAX_SCANS scans, found marker by marker."""
+    """Return whether a JPEG's first image has more than MAX_SCANS scans, by its markers."""
     scans, place = 0, 2
     while scans <= MAX_SCANS and (marker := _MARKER.search(jpeg, place)):
         place = marker.end()

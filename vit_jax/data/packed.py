@@ -46,7 +46,7 @@ class Shard:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """The contents of a folder of packed data.
+    """Contents of a folder of packed data.
 
     Attributes:
       source: Name of the packed data, such as `folder:/data/flowers`.

@@ -26,7 +26,7 @@ class BrokenRecord(Exception):
 
 
 class UnknownSplit(UserError):
-    """The requested split does not exist in the source."""
+    """Requested split does not exist in the source."""
 
     @classmethod
     def from_splits(cls, source: str, split: str, splits: Iterable[str]) -> UnknownSplit:

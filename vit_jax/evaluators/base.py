@@ -16,13 +16,13 @@ Arrays = dict[str, np.ndarray]
 
 
 class Dataset(Protocol):
-    """The part of a dataset that evaluators use.
+    """Part of a dataset that evaluators use.
 
     Attributes:
-      source: examples of the split, with `len`, `source[i]` and a `title` for messages.
-      info: class counts and names, `num_classes` and `class_names`.
-      spec: array specs of an example by name.
-      vocab: decoder of token ids; None if the data are not text.
+      source: Examples of the split, with `len`, `source[i]` and a `title` for messages.
+      info: Class counts and names, `num_classes` and `class_names`.
+      spec: Array specs of an example by name.
+      vocab: Decoder of token ids; None if the data are not text.
     """
 
     @property
@@ -48,11 +48,11 @@ class OtherModel(NamedTuple):
     """A trained model used by a metric, such as a classifier of generated images.
 
     Attributes:
-      predict: function from images (bytes of any size) to the arrays of its task's `predict`.
-      names: names of these arrays.
-      task: name of the model's task.
-      digest: digest of the weights.
-      class_names: class names of a classifier; empty if unknown.
+      predict: Function from images (bytes of any size) to the arrays of its task's `predict`.
+      names: Names of these arrays.
+      task: Name of the model's task.
+      digest: Digest of the weights.
+      class_names: Class names of a classifier; empty if unknown.
     """
 
     predict: Callable[[UInt8[np.ndarray, 'B H W C']], Arrays]
@@ -74,11 +74,11 @@ class Evaluator(abc.ABC):
     `ranks` for both.
 
     Attributes:
-      learns: whether the evaluator learns from a second split, `fit` in the config. To learn from
+      learns: Whether the evaluator learns from a second split, `fit` in the config. To learn from
         other data, override `fit_data` instead.
-      signature: signature of the protocol; only numbers with the same signature are comparable.
-      headline: metrics of `result` shown in one line of text; empty for all.
-      predictions: arrays of the task's `predict` that `update` needs; checked before training.
+      signature: Signature of the protocol; only numbers with the same signature are comparable.
+      headline: Metrics of `result` shown in one line of text; empty for all.
+      predictions: Arrays of the task's `predict` that `update` needs; checked before training.
     """
 
     learns: bool = False
@@ -90,7 +90,7 @@ class Evaluator(abc.ABC):
         """Read models that the metrics need besides the evaluated one.
 
         Args:
-          read: function that reads a run or a checkpoint from its path, see `vit_jax.load`.
+          read: Function that reads a run or a checkpoint from its path, see `vit_jax.load`.
 
         Raises:
           UserError: if a model cannot be read, is not an image model, or is not suitable.
@@ -100,8 +100,8 @@ class Evaluator(abc.ABC):
         """Check the data and index the ground truth.
 
         Args:
-          dataset: ground truth.
-          fit: data to learn from; None unless the evaluator `learns` or has `fit_data`.
+          dataset: Ground truth.
+          fit: Data to learn from; None unless the evaluator `learns` or has `fit_data`.
 
         Raises:
           UserError: if the data do not suit the evaluator.
@@ -112,7 +112,7 @@ class Evaluator(abc.ABC):
         data.
 
         Args:
-          data: dataset to evaluate.
+          data: Dataset to evaluate.
 
         Returns:
           Keys to replace in the entry of `config.evals`, such as `source`; `transforms` default to
@@ -135,8 +135,8 @@ class Evaluator(abc.ABC):
         """Add a batch.
 
         Args:
-          predictions: result of the task's `predict`, {name: [B ...]}.
-          batch: arrays of the batch with at most two dimensions; `index` [B] is each example's
+          predictions: Result of the task's `predict`, {name: [B ...]}.
+          batch: Arrays of the batch with at most two dimensions; `index` [B] is each example's
             index in the source.
 
         Raises:
@@ -186,8 +186,8 @@ def ranks(
     A rank of 0 is a hit; if all scores are equal, there is no hit.
 
     Args:
-      scores: finite scores of M answers.
-      right: mask of correct answers; in a row without any, all answers count.
+      scores: Finite scores of M answers.
+      right: Mask of correct answers; in a row without any, all answers count.
     """
     best = np.where(right, scores, -np.inf).max(axis=1, keepdims=True)
     return ((scores >= best) & ~right).sum(axis=1)

@@ -31,9 +31,9 @@ class Evaluator(base.Evaluator):
     data have it, are one image: it counts once, and all of their captions are its references.
 
     Args:
-      edges: number of words of the longest source in each class except the last; (10, 20) gives
+      edges: Number of words of the longest source in each class except the last; (10, 20) gives
         `bleu_1_10`, `bleu_11_20` and `bleu_21_up`. Classes without sentences are omitted.
-      reference: text field with the references: 'target' of a pair of sentences, 'caption' of an
+      reference: Text field with the references: 'target' of a pair of sentences, 'caption' of an
         image.
     """
 

@@ -24,10 +24,10 @@ class Evaluator(FeatureEvaluator):
     """`K_shot` for each K: accuracy on the whole split, averaged over seeds.
 
     Args:
-      shots: numbers of training examples per class.
-      seeds: number of random choices of these examples; for the same seed, the examples of more
+      shots: Numbers of training examples per class.
+      seeds: Number of random choices of these examples; for the same seed, the examples of more
         shots include the examples of fewer shots.
-      l2: penalty of the ridge regression.
+      l2: Penalty of the ridge regression.
     """
 
     def __init__(self, shots: Sequence[int] = (1, 5, 10, 25), seeds: int = 3, l2: float = 2.0**10):

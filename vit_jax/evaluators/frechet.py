@@ -38,15 +38,15 @@ class Evaluator(base.Evaluator):
     """`frechet_F`, `kernel_F`, `precision_F` and `recall_F` for features named F.
 
     Args:
-      features: run or checkpoint whose task predicts `features`, such as a classifier; or a
+      features: Run or checkpoint whose task predicts `features`, such as a classifier; or a
         TorchScript file (.pt) called as `f(images, return_features=True)` on bytes [B 3 H W], such
         as NVIDIA's Inception of 2015, whose Frechet distance is FID.
       reference: .npz file with the mean `mu` [D] and the covariance `sigma` [D D] of the features
         of real images, as stored by FID tools, instead of the evaluated images; only gives
         `frechet_F`.
-      neighbors: number k of neighbors, for precision and recall.
-      subsets, subset_size: random subsets that the kernel distance is averaged over.
-      seed: seed for choosing the subsets.
+      neighbors: Number k of neighbors, for precision and recall.
+      subsets, subset_size: Random subsets that the kernel distance is averaged over.
+      seed: Seed for choosing the subsets.
     """
 
     predictions = ('samples',)

@@ -19,7 +19,7 @@ class Evaluator(FeatureEvaluator):
     """`knn_accuracy`.
 
     Args:
-      k: number of neighbors.
+      k: Number of neighbors.
       temperature: T; a lower temperature gives distant neighbors less weight.
     """
 

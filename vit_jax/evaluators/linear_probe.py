@@ -23,10 +23,10 @@ class Evaluator(FeatureEvaluator):
     """`linear_probe_accuracy`, and `linear_probe_c`, the chosen penalty.
 
     Args:
-      c: inverse strengths of the L2 penalty to choose from, as in
+      c: Inverse strengths of the L2 penalty to choose from, as in
         `sklearn.linear_model.LogisticRegression`; ties go to the first, so put the strongest first.
-      max_iter: maximum iterations of L-BFGS.
-      seed: seed for choosing the held-out examples.
+      max_iter: Maximum iterations of L-BFGS.
+      seed: Seed for choosing the held-out examples.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ class Evaluator(coco_ap.Evaluator):
     dropped.
 
     Args:
-      weighted: whether to multiply the class score of a mask by the mean probability of its pixels,
+      weighted: Whether to multiply the class score of a mask by the mean probability of its pixels,
         as in Mask2Former (arXiv:2112.01527) and EoMT.
     """
 

@@ -33,7 +33,7 @@ class Evaluator(base.Evaluator):
     nearest neighbor.
 
     Args:
-      per_class: whether to add `IoU_CLASS` for each class that occurs.
+      per_class: Whether to add `IoU_CLASS` for each class that occurs.
 
     Attributes:
       matrix: int64 [classes, classes + 1], number of pixels by true class (row) and predicted class
@@ -120,10 +120,10 @@ def count_pixels(
     """Count pixels by true class (row) and predicted class (column, the last one for none).
 
     Args:
-      truth: true classes; pixels with NONE do not count.
-      predicted_classes: predicted classes; NONE and classes that the data do not have count as
+      truth: True classes; pixels with NONE do not count.
+      predicted_classes: Predicted classes; NONE and classes that the data do not have count as
         none.
-      num_classes: total number of classes.
+      num_classes: Total number of classes.
     """
     is_labeled = truth != NONE
     is_class = (predicted_classes >= 0) & (predicted_classes < num_classes)

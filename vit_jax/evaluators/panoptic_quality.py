@@ -26,10 +26,10 @@ class Counts(NamedTuple):
     """Sums over images for each class.
 
     Attributes:
-      iou: sum over matched pairs of a predicted and a true segment.
-      matched: matched pairs (TP).
-      wrong: predicted segments without a match (FP).
-      missed: true segments without a match (FN).
+      iou: Sum over matched pairs of a predicted and a true segment.
+      matched: Matched pairs (TP).
+      wrong: Predicted segments without a match (FP).
+      missed: True segments without a match (FN).
     """
 
     iou: Float[np.ndarray, ' C']
@@ -46,8 +46,8 @@ class Evaluator(base.Evaluator):
     not crop. Means over no class are omitted.
 
     Args:
-      threshold: minimum probability of a segment.
-      overlap: minimum share of its pixels that a mask keeps when merging by
+      threshold: Minimum probability of a segment.
+      overlap: Minimum share of its pixels that a mask keeps when merging by
         `ops.panoptic.merge_by_overlap`, as in Mask2Former and EoMT; None to merge as in DETR.
     """
 
@@ -143,10 +143,10 @@ def compare(
 
     Args:
       predicted: 1 + index of the predicted segment that a pixel belongs to, 0 for none.
-      labels: classes of the predicted segments.
-      true_numbers, true_labels: same for the true segments.
-      crowd: whether a true segment is a group of objects without separate masks.
-      num_classes: total number of classes.
+      labels: Classes of the predicted segments.
+      true_numbers, true_labels: Same for the true segments.
+      crowd: Whether a true segment is a group of objects without separate masks.
+      num_classes: Total number of classes.
     """
     shape = len(true_labels) + 1, len(labels) + 1
     pairs = np.bincount(

@@ -28,7 +28,7 @@ class Evaluator(base.Evaluator):
     Images without labels do not count.
 
     Args:
-      labels: path of the authors' `real.json`, a list of classes for each validation image of
+      labels: Path of the authors' `real.json`, a list of classes for each validation image of
         ImageNet, in the order of the numbers in file names. None if the source has the labels, like
         `tfds:imagenet2012_real`.
     """

@@ -24,8 +24,8 @@ class Evaluator(base.Evaluator):
     one image. So an image may have several texts, and a text several images.
 
     Args:
-      ks: numbers of nearest neighbors.
-      text: batch field with the token ids of the texts.
+      ks: Numbers of nearest neighbors.
+      text: Batch field with the token ids of the texts.
     """
 
     predictions = ('features', 'text')
@@ -77,9 +77,9 @@ def recalls(
     E].
 
     Args:
-      queries, candidates: embeddings of length 1.
+      queries, candidates: Embeddings of length 1.
       matches: [N M], whether a candidate matches the query.
-      ks: numbers of nearest neighbors.
+      ks: Numbers of nearest neighbors.
     """
     ranks: list[np.ndarray] = []
     for start in range(0, len(queries), ROWS):

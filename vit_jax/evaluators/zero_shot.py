@@ -31,10 +31,10 @@ class Evaluator(base.Evaluator):
     """`zero_shot_accuracy`, and `zero_shot_top5` for more than five classes.
 
     Args:
-      text: transforms of a prompt, such as "tokenize('caption', 64)"; by default the transforms of
+      text: Transforms of a prompt, such as "tokenize('caption', 64)"; by default the transforms of
         the captions in training.
-      templates: prompts with {} instead of the name.
-      names: file with one class name per line, in the order of the data's classes; by default the
+      templates: Prompts with {} instead of the name.
+      names: File with one class name per line, in the order of the data's classes; by default the
         names in the data. Names of the data in a different order are matched by name. Underscores
         become spaces in prompts; WordNet ids are rejected.
     """

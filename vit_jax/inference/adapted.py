@@ -32,15 +32,15 @@ def read_base(
     params: PyTree,
     image_size: Size | None,
 ) -> PyTree:
-    """The parameters that the adapters of a run leave unchanged, from its checkpoint.
+    """Return the parameters that the adapters of a run leave unchanged, from its checkpoint.
 
     Args:
-      imported: the checkpoint of `config.init.from`.
+      imported: The checkpoint of `config.init.from`.
       init: `config.init` of the run.
-      adapters: adapters of the run.
-      program: model and task of the config.
-      params: shapes of all parameters.
-      image_size: height and width of the run's images.
+      adapters: Adapters of the run.
+      program: Model and task of the config.
+      params: Shapes of all parameters.
+      image_size: Height and width of the run's images.
 
     Raises:
       UserError: if the checkpoint does not fit, or lacks some of them.
@@ -63,23 +63,23 @@ def read_base(
 
 
 def base_digest(base: PyTree) -> str:
-    """The digest of such parameters that a run keeps."""
+    """Return the digest of such parameters that a run keeps."""
     return weights_digest(base)[:32]
 
 
 def overlaid(base: PyTree, trained: PyTree) -> PyTree:
-    """The union of two nested dicts of parameters."""
+    """Return the union of two nested dicts of parameters."""
     flat = [traverse_util.flatten_dict(dict(tree), sep='/') for tree in (base, trained)]
     return traverse_util.unflatten_dict({**flat[0], **flat[1]}, sep='/')
 
 
 def complete(run: TrainedModel, imported: TrainedModel, meta: Mapping[str, Any]) -> TrainedModel:
-    """The complete model of a run of adapters, which are merged into their kernels.
+    """Return the complete model of a run of adapters, which are merged into their kernels.
 
     Args:
-      run: run with only the trained parameters.
-      imported: the checkpoint of its `config.init.from`.
-      meta: metadata of the run's checkpoint.
+      run: Run with only the trained parameters.
+      imported: The checkpoint of its `config.init.from`.
+      meta: Metadata of the run's checkpoint.
 
     Raises:
       UserError: if they adapt another checkpoint.

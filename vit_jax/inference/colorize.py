@@ -24,9 +24,9 @@ class ColorizedPhoto:
     """A colorized photograph.
 
     Attributes:
-      photo: photo as the last run of the chain sees it.
-      samples: samples of the size of `photo.image`.
-      bits_per_dim: bits per dimension of each sample's coarse colors.
+      photo: Photo as the last run of the chain sees it.
+      samples: Samples of the size of `photo.image`.
+      bits_per_dim: Bits per dimension of each sample's coarse colors.
     """
 
     photo: Photo
@@ -37,12 +37,12 @@ class ColorizedPhoto:
 def colorizer(
     core: TrainedModel, upsamplers: Sequence[TrainedModel], seed: int = 0
 ) -> Callable[[str | pathlib.Path], ColorizedPhoto]:
-    """A function that colorizes a file of any size and ignores its own colors.
+    """Return a function that colorizes a file of any size and ignores its own colors.
 
     Args:
-      core: a run of the task `coltran`.
-      upsamplers: runs of the task `coltran_upsampler`, each fed by the one before.
-      seed: seed of the samples, which depend only on it and the file.
+      core: A run of the task `coltran`.
+      upsamplers: Runs of the task `coltran_upsampler`, each fed by the one before.
+      seed: Seed of the samples, which depend only on it and the file.
 
     Raises:
       UserError: for runs of other tasks, or if their image sizes do not match.

@@ -38,8 +38,8 @@ class Evaluator(base.Evaluator):
     and the accuracy of a classifier, see `kept_accuracy`.
 
     Args:
-      upsamplers: run folders of the task `coltran_upsampler`, in the order of the chain.
-      classifier: see `kept_accuracy`; '' for none.
+      upsamplers: Run folders of the task `coltran_upsampler`, in the order of the chain.
+      classifier: See `kept_accuracy`; '' for none.
     """
 
     def __init__(self, upsamplers: Sequence[str] = (), classifier: str = ''):
@@ -88,7 +88,7 @@ class Evaluator(base.Evaluator):
 
 
 def upsampler(run: TrainedModel) -> Callable[[Images, Images], Images]:
-    """A function (images, their coarse colors) -> finer colors.
+    """Return a function (images, their coarse colors) -> finer colors.
 
     It raises UserError if the coarse colors do not have the size that the run takes.
     """

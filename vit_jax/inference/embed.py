@@ -54,19 +54,19 @@ def embed(
         found['patches'].shape  # [images, patches, width]
 
     Args:
-      path: a run folder, or a checkpoint as for `vit_jax.load`. Of a masked autoencoder and the
+      path: A run folder, or a checkpoint as for `vit_jax.load`. Of a masked autoencoder and the
         like it is the encoder that makes features.
-      images: one image or several, see `vit_jax.predict`.
-      texts: instead of images one text or several, for a CLIP or SigLIP.
+      images: One image or several, see `vit_jax.predict`.
+      texts: Instead of images one text or several, for a CLIP or SigLIP.
       features: 'embedding', the head's input, or the vector that a CLIP or SigLIP compares;
         'class', the class token; 'mean', the mean of the patches; 'patches', each of them; or
         several.
-      layers: whose tokens 'class', 'mean' and 'patches' are: 0 is the embedding of the patches, 1
+      layers: Whose tokens 'class', 'mean' and 'patches' are: 0 is the embedding of the patches, 1
         the first block's output, -1 the last one's.
-      normalized: whether tokens go through the model's final norm.
-      image_size: crop and resize to this height and width instead of the model's own.
-      batch_size: images that are computed at once, on all devices together.
-      **options: further keywords of `inference.load.open_model`, such as `step`.
+      normalized: Whether tokens go through the model's final norm.
+      image_size: Crop and resize to this height and width instead of the model's own.
+      batch_size: Images that are computed at once, on all devices together.
+      **options: Further keywords of `inference.load.open_model`, such as `step`.
 
     Returns:
       {name: float32 array} with a row for each image or text; without that axis for a single one.
@@ -101,17 +101,17 @@ def embed(
 
 
 def open_for_features(path: Path, image_size: Size | None = None, **options: Any) -> TrainedModel:
-    """The model, or the encoder of one that has an encoder; see `inference.load.open_model`."""
+    """Open a model, or only its encoder if it has one; see `inference.load.open_model`."""
     return backbone(open_model(path, image_size, **options))
 
 
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-    """The features to compute.
+    """Features to compute.
 
     Attributes:
-      kinds: some of KINDS, see `embed`.
-      layers, normalized: see `embed`.
+      kinds: Some of KINDS, see `embed`.
+      layers, normalized: See `embed`.
 
     Raises:
       UserError: for an unknown kind, or layers of only the kind 'embedding'.
@@ -155,7 +155,7 @@ class TextInputs:
         return len(self.names)
 
     def read(self, number: int) -> tuple[int, Fields]:
-        """The number and the ids of a text; UserError for an empty one."""
+        """Return the number and the ids of a text; UserError for an empty one."""
         return number, {self._field: self._encode(self._field, self.names[number])}
 
 
@@ -166,9 +166,9 @@ class Rows(NamedTuple):
     """Features of some inputs.
 
     Attributes:
-      numbers: numbers of the inputs that could be read.
+      numbers: Numbers of the inputs that could be read.
       features: {name: [numbers ...]}.
-      left_out: the errors of the others.
+      left_out: The errors of the others.
     """
 
     numbers: list[int]
@@ -180,7 +180,7 @@ class Embedder:
     """Features of inputs by number, computed in batches on all devices.
 
     Attributes:
-      batch_size: a multiple of the number of devices.
+      batch_size: A multiple of the number of devices.
     """
 
     def __init__(
@@ -223,11 +223,11 @@ class Embedder:
     def rows(
         self, numbers: Sequence[int], advance: Callable[[int], object] = lambda count: None
     ) -> Rows:
-        """The features of the inputs with these numbers.
+        """Return the features of the inputs with these numbers.
 
         Args:
-          numbers: numbers of the inputs.
-          advance: called after each batch with the number of its inputs.
+          numbers: Numbers of the inputs.
+          advance: Called after each batch with the number of its inputs.
 
         Raises:
           UserError: if none can be read, or they are of several sizes and patches are wanted.
@@ -245,7 +245,7 @@ class Embedder:
         return Rows(read_rows, _joined(chunks), left_out)
 
     def row_bytes(self) -> int:
-        """The bytes of one input's features; UserError if no input can be read."""
+        """Return the bytes of one input's features; UserError if no input can be read."""
         count = len(self.inputs)
         first = next(
             (x for x in map(self._read, range(count)) if not isinstance(x, UserError)), None
@@ -276,7 +276,7 @@ class Embedder:
                 yield {i: future.result() for i, future in coming.popleft().items()}
 
     def _embed(self, examples: Sequence[tuple[int, Fields]]) -> Features:
-        """The features of at most `batch_size` examples, whose arrays may differ in shape."""
+        """Compute features of up to `batch_size` examples, whose shapes may differ."""
         groups: dict[Any, list[int]] = {}
         for row, (_, fields) in enumerate(examples):
             shape = tuple((name, x.shape) for name, x in fields.items())
@@ -299,7 +299,7 @@ class Embedder:
         return batch
 
     def _compute(self, variables: Any, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        """The wanted features of a batch, by the names of their columns."""
+        """Return the wanted features of a batch, by the names of their columns."""
         model, task, wanted = self._trained.model, self._trained.task, self._wanted
         features = {}
         if EMBEDDING in wanted.kinds:
@@ -324,7 +324,7 @@ class Embedder:
 
 
 def column_order(name: str) -> tuple[int, int]:
-    """The key by which features are sorted: kind and number of the layer."""
+    """Return the key by which features are sorted: kind and number of the layer."""
     kind, _, layer = name.partition('_')
     return KINDS.index(kind), int(layer or 0)
 

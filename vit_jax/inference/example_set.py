@@ -34,10 +34,10 @@ class ExampleSet:
     """Examples of a data set.
 
     Attributes:
-      data: the opened data.
-      section: their config section.
-      viz: pictures of the task.
-      context: context of the data, with default flags.
+      data: The opened data.
+      section: Their config section.
+      viz: Pictures of the task.
+      context: Context of the data, with default flags.
     """
 
     data: Dataset
@@ -47,16 +47,16 @@ class ExampleSet:
 
     @functools.cached_property
     def examples(self) -> dict[int, Photo | Fields]:
-        """The examples by their numbers in the data, as photos if they have images."""
+        """Examples by their numbers in the data, as photos if they have images."""
         return dict(map(self._read, self._numbers()))
 
     def fields(self) -> dict[int, Fields]:
-        """The batch arrays of each example, by the examples' numbers."""
+        """Return the batch arrays of each example, by the examples' numbers."""
         named = self.examples.items()
         return {i: e.fields if isinstance(e, Photo) else e for i, e in named}
 
     def batch(self, rows: int) -> Batch:
-        """A batch that begins with the examples; the other rows are padding."""
+        """Return a batch that begins with the examples; the other rows are padding."""
         batch, index, mask = empty_batch(self.data.spec, rows, self.data.plan.slots)
         for row, (number, fields) in enumerate(self.fields().items()):
             for name in self.data.spec:
@@ -66,7 +66,7 @@ class ExampleSet:
         return batch
 
     def batch_of_first(self) -> Batch:
-        """A batch with only the first example, at its size."""
+        """Return a batch with only the first example, at its size."""
         number, fields = next(iter(self.fields().items()))
         example = {name: fields[name] for name in self.data.spec}
         return batch_of_one(example, number, self.data.plan.slots)
@@ -86,7 +86,7 @@ class ExampleSet:
         return index, dataclasses.replace(photo, fields=fields)
 
     def _fields(self, index: int) -> Fields:
-        """The arrays of an example, without padding unless it is masked.
+        """Return the arrays of an example, without padding unless it is masked.
 
         An image that the plan packs into other arrays is also kept for drawing.
         """
@@ -98,7 +98,7 @@ class ExampleSet:
 
     @functools.cached_property
     def _bare(self) -> Transforms:
-        """The transforms of the data for images without annotations."""
+        """Transforms of the data for images without annotations."""
         return parse_transforms(without_annotations(self.section.transforms))
 
     def _transform(self, index: int) -> Callable[[Record], Record]:
@@ -107,7 +107,7 @@ class ExampleSet:
         return lambda record: pad_image(self._bare(record, example_rng(0, index)), padded)
 
     def _name(self, index: int, fields: Fields) -> pathlib.Path:
-        """The caption of an example, in place of a file name."""
+        """Return the caption of an example, in place of a file name."""
         caption = self.viz.caption(fields, self.context)
         name = f'{caption} (example {index})' if caption else f'example {index}'
         return pathlib.Path(name.replace('/', '\N{DIVISION SLASH}'))
@@ -122,13 +122,13 @@ def make_example_set(data: Dataset, section: Data, viz: Viz, model: str) -> Exam
 
 
 def make_context(data: Dataset, section: Data, **others: Any) -> Context:
-    """The `Context` of opened data, with other attributes as given."""
+    """Return the `Context` of opened data, with other attributes as given."""
     vocab = data.vocab or sources.own_vocab(section.source)
     return Context(data.info.class_names, vocab=vocab, **others)
 
 
 def spread_indices(count: int) -> np.ndarray:
-    """The indices of at most `COUNT` of `count` examples, evenly spread."""
+    """Return the indices of at most `COUNT` of `count` examples, evenly spread."""
     return np.unique(np.arange(COUNT) * count // COUNT)
 
 
@@ -142,7 +142,7 @@ def augment(task: Task, batch: Batch) -> Batch:
 
 
 def model_images(task: Task, batch: Batch) -> np.ndarray | None:
-    """The model's input images of a batch, uint8 [B H W C]; None if it has none.
+    """Return the model's input images of a batch, uint8 [B H W C]; None if it has none.
 
     The task's normalization is measured on black and white images, and inverted. Images of patch
     sequences are padded with white.

@@ -59,12 +59,12 @@ def export(
     """Write a model as a program of its task's predictions, and return the contents of model.json.
 
     Args:
-      path: a run folder, or a checkpoint as for `vit_jax.load`.
-      folder: output folder; it must not exist.
-      image_size: height and width of images instead of the model's own.
-      int8: store kernels as int8 with a scale for each output; they are computed with as before.
-      platforms: that the program runs on.
-      **options: further keywords of `inference.load.open_model`, such as `step`.
+      path: A run folder, or a checkpoint as for `vit_jax.load`.
+      folder: Output folder; it must not exist.
+      image_size: Height and width of images instead of the model's own.
+      int8: Store kernels as int8 with a scale for each output; they are computed with as before.
+      platforms: That the program runs on.
+      **options: Further keywords of `inference.load.open_model`, such as `step`.
 
     Raises:
       UserError: if the model cannot be read, takes no images or predicts nothing, or the folder
@@ -101,7 +101,7 @@ def require_extra() -> None:
 
 
 def example_of(trained: TrainedModel, image_size: Size | None = None) -> dict[str, np.ndarray]:
-    """The arrays of one black image, as the model takes them.
+    """Return the arrays of one black image, as the model takes them.
 
     Raises:
       UserError: if the size of the images is unknown, or their shapes differ.
@@ -136,17 +136,17 @@ def exported_program(
     example: Mapping[str, np.ndarray],
     platforms: Sequence[str] = PLATFORMS,
 ) -> jax.export.Exported:
-    """The program (weights, batch) -> predictions, for a batch of any number of rows.
+    """Return the program (weights, batch) -> predictions, for a batch of any number of rows.
 
     Each row is computed by itself, so that the model's code never sees the size of the batch.
     Where a task draws random numbers, the batch has a number for each row, INDEX, on which they
     depend as in `predict`.
 
     Args:
-      trained: the model.
-      weights: arrays by name, some of them perhaps `quantized`.
-      example: arrays of one row.
-      platforms: that the program runs on.
+      trained: The model.
+      weights: Arrays by name, some of them perhaps `quantized`.
+      example: Arrays of one row.
+      platforms: That the program runs on.
     """
     model_fields = fields(trained.model)
     model = trained.model.clone(attention='xla') if 'attention' in model_fields else trained.model
@@ -171,7 +171,7 @@ def exported_program(
 
 
 def _depends_on(name: str, function: Callable[..., Any], weights: Any, row: Any) -> bool:
-    """Whether the outputs of a function (weights, row) depend on an array of the row."""
+    """Return whether the outputs of a function (weights, row) depend on an array of the row."""
     probe = jax.export.export(jax.jit(function), platforms=['cpu'])(weights, row)
     leaves = jax.tree_util.tree_flatten_with_path((weights, row))[0]
     place = [path for path, _ in leaves].index(
@@ -181,7 +181,7 @@ def _depends_on(name: str, function: Callable[..., Any], weights: Any, row: Any)
 
 
 def quantized(weights: Mapping[str, np.ndarray]) -> Weights:
-    """The weights with kernels as int8: round(W / s), with s = max |W| / 127 of each output."""
+    """Quantize kernels to int8: round(W / s), with s = max |W| / 127 for each output."""
     arrays: Weights = {}
     for name, x in weights.items():
         if not (name.startswith('params/') and is_kernel(name, x)):
@@ -198,7 +198,7 @@ def quantized(weights: Mapping[str, np.ndarray]) -> Weights:
 
 
 def restored(weights: Mapping[str, Any]) -> dict[str, Any]:
-    """The inverse of `quantized`, up to rounding."""
+    """Return the inverse of `quantized`, up to rounding."""
     return {
         name: x if (scale := weights.get(f'{name}{SCALE}')) is None else x.astype('float32') * scale
         for name, x in weights.items()
@@ -211,7 +211,7 @@ def describe(
     reader: PhotoReader,
     program: jax.export.Exported,
 ) -> dict[str, Any]:
-    """The contents of model.json."""
+    """Return the contents of model.json."""
     (_, inputs), _ = jax.tree.unflatten(program.in_tree, program.in_avals)
     outputs = jax.tree.unflatten(program.out_tree, program.out_avals)
     transforms = without_annotations(trained.data.transforms)
@@ -261,9 +261,9 @@ class ExportedModel:
     """A program that was written by `export`.
 
     Attributes:
-      about: contents of model.json.
-      program: program of `jax.export`.
-      weights: arrays by name.
+      about: Contents of model.json.
+      program: Program of `jax.export`.
+      weights: Arrays by name.
     """
 
     about: Mapping[str, Any]

@@ -40,9 +40,9 @@ def write(
     features.
 
     Args:
-      embedder: embedder of the inputs.
-      out: a .parquet or .npz file, local or in object storage.
-      advance: called with each number of inputs that are done.
+      embedder: Embedder of the inputs.
+      out: A .parquet or .npz file, local or in object storage.
+      advance: Called with each number of inputs that are done.
 
     Returns:
       The inputs of the rows and those that are left out, without features.
@@ -79,7 +79,7 @@ def write(
 
 
 def _finished(file: pathlib.Path, plan: Mapping[str, Any]) -> dict[str, str] | None:
-    """The inputs that a finished file of this plan leaves out; None if there is no such file.
+    """Return the inputs that a finished file of this plan omits; None without such a file.
 
     Raises:
       UserError: if the file holds anything else.
@@ -128,7 +128,7 @@ def _read_plan(file: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _rows_of(total: int, left_out: Mapping[str, str]) -> Rows:
-    """The inputs that can be read, without their features, and the others."""
+    """Return the inputs that can be read, without their features, and the others."""
     errors = {int(i): UserError(text) for i, text in left_out.items()}
     return Rows([i for i in range(total) if i not in errors], {}, errors)
 
@@ -150,7 +150,7 @@ def _held(folder: pathlib.Path, file: pathlib.Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _at_hand(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A folder, or a local copy of one in object storage."""
+    """Provide a folder, or a local copy of one in object storage."""
     if not paths.is_remote(folder):
         yield folder
         return
@@ -172,7 +172,7 @@ def _write_whole(file: pathlib.Path, columns: _Columns) -> None:
 
 
 def read_column(file: str | os.PathLike[str], kind: str) -> np.ndarray:
-    """A feature in a file that `write` has written, of the last layer if there are several."""
+    """Read a feature from a file of `write`, from the last layer if there are several."""
     path = paths.path(file)
 
     def last(names: Iterable[str]) -> str:
@@ -192,7 +192,7 @@ def read_column(file: str | os.PathLike[str], kind: str) -> np.ndarray:
 
 
 def parts_folder(file: pathlib.Path) -> pathlib.Path:
-    """The folder of the parts of an unfinished file."""
+    """Return the folder of the parts of an unfinished file."""
     return file.with_name(f'{file.name}.parts')
 
 
@@ -227,12 +227,12 @@ def _encoded(rows: Rows) -> bytes:
 
 
 class _Columns:
-    """The columns of a file, in memory a part at a time.
+    """Columns of a file, in memory a part at a time.
 
     Attributes:
-      known: those that the inputs have, [rows].
-      plan: what the features are of.
-      left_out: the errors of inputs that cannot be read, by their numbers.
+      known: Those that the inputs have, [rows].
+      plan: What the features are of.
+      left_out: The errors of inputs that cannot be read, by their numbers.
     """
 
     def __init__(
@@ -262,7 +262,7 @@ class _Columns:
         return len(self._numbers)
 
     def chunks(self, name: str) -> Iterator[np.ndarray]:
-        """The values of a feature, part by part."""
+        """Yield the values of a feature, part by part."""
         for part in self.parts:
             with np.load(part) as stored:
                 yield stored[name]
@@ -280,7 +280,7 @@ def _write_npz(file: pathlib.Path, columns: _Columns) -> None:
 
 
 def _comment(plan: Mapping[str, Any]) -> bytes:
-    """The plan as the comment of a zip file, without a long list of what is left out."""
+    """Return the plan as the comment of a zip file, without a long list of what is left out."""
     text = json.dumps(plan).encode()
     if len(text) <= _MOST_COMMENT:
         return text

@@ -42,9 +42,9 @@ class CompletedConfig:
     """A config without open keys.
 
     Attributes:
-      config: checked.
-      checkpoint: checkpoint of `config.init.from`, if it was read.
-      notes: one line for each choice.
+      config: Checked.
+      checkpoint: Checkpoint of `config.init.from`, if it was read.
+      notes: One line for each choice.
     """
 
     config: ConfigDict
@@ -58,9 +58,9 @@ def complete(
     """Complete a config from its checkpoint and its data.
 
     Args:
-      config: is not changed.
-      stored: the completed config of the run to resume.
-      allowed: the user's modules that the config of the checkpoint's run may name.
+      config: Is not changed.
+      stored: The completed config of the run to resume.
+      allowed: The user's modules that the config of the checkpoint's run may name.
 
     Raises:
       UserError: if the checkpoint or the data are missing, the checkpoint is for another task or
@@ -135,7 +135,7 @@ def _from_files(config: ConfigDict, allowed: Sequence[str]) -> CompletedConfig:
 
 
 def init_path(init: Init) -> str:
-    """The checkpoint that a run starts from; empty for none.
+    """Return the checkpoint that a run starts from; empty for none.
 
     Raises:
       UserError: if the config requires one and names none.
@@ -228,7 +228,7 @@ def _normalize_as(config: ConfigDict, task: Mapping[str, Any]) -> None:
 
 
 def evaluation_transforms(checkpoint: TrainedModel) -> str:
-    """The transforms from an image of any size to the input of a checkpoint's model.
+    """Return the transforms from an image of any size to the input of a checkpoint's model.
 
     Raises:
       UserError: if its image size is unknown.
@@ -260,7 +260,7 @@ def _image_size(checkpoint: TrainedModel) -> tuple[int, int]:
 
 
 def _size_text(size: tuple[int, int]) -> str:
-    """A size as an argument of transforms: one number for a square."""
+    """Return a size as an argument of transforms: one number for a square."""
     return str(size[0] if size[0] == size[1] else size)
 
 
@@ -287,7 +287,7 @@ def _choose_splits(config: ConfigDict) -> Iterator[str]:
 
 
 def source_splits(source: str) -> tuple[str, str]:
-    """The splits of a source for training and for evaluation.
+    """Return the splits of a source for training and for evaluation.
 
     Raises:
       UserError: if it has no split `train`, or its validation split cannot be opened.

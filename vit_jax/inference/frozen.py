@@ -25,14 +25,14 @@ PyTree = Any
 
 @dataclasses.dataclass(frozen=True)
 class Frozen:
-    """The frozen models of a task, and parameters of the run that are never trained.
+    """Frozen models of a task, and parameters of the run that are never trained.
 
     Attributes:
-      task: that calls them.
-      variables: numpy arrays of each model by its name.
-      digests: digests of the variables.
-      class_names: classes of each model's outputs; empty if unknown.
-      base: the parameters that the adapters of `config.lora` leave unchanged; empty without.
+      task: That calls them.
+      variables: Numpy arrays of each model by its name.
+      digests: Digests of the variables.
+      class_names: Classes of each model's outputs; empty if unknown.
+      base: The parameters that the adapters of `config.lora` leave unchanged; empty without.
     """
 
     task: Task
@@ -47,7 +47,7 @@ class Frozen:
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self.variables)
 
     def join(self, state: Any, layout: Any) -> Any:
-        """A run's state with these variables, placed on the devices of a layout."""
+        """Return a run's state with these variables, placed on the devices of a layout."""
         arrays = layout.create(lambda x: x, {'frozen': self.variables, 'params': self.base})
         params = overlaid(arrays['params'], state.params) if self.base else state.params
         return dataclasses.replace(state, params=params, frozen=arrays['frozen'] or None)
@@ -84,8 +84,8 @@ def attach(task: Task, allowed: Sequence[str] = ()) -> Frozen:
     """Read the models that a task names, and give them to it.
 
     Args:
-      task: task of the config.
-      allowed: modules of the user that the configs of their runs may name.
+      task: Task of the config.
+      allowed: Modules of the user that the configs of their runs may name.
 
     Raises:
       UserError: as `vit_jax.load`, or if a model takes no images.

@@ -40,7 +40,7 @@ def list_images(names: Iterable[str]) -> list[str]:
     """List the image files that words name.
 
     Args:
-      names: files, which need not exist; folders, read with their subfolders; and patterns such as
+      names: Files, which need not exist; folders, read with their subfolders; and patterns such as
         'photos/**/*.jpg', in which `*` is any name and `**` any folders.
 
     Raises:
@@ -73,14 +73,14 @@ class PhotoReader:
     """Reads image files the way a run reads its evaluation data.
 
     Attributes:
-      transforms: transforms of the first evaluation.
+      transforms: Transforms of the first evaluation.
       channels: 3 for color, 1 for gray.
       size: (height, width) to crop and resize files to before the transforms; None if these accept
         images of any size.
       padded: (height, width) to pad images to after the transforms; None for no padding.
       squeezed: (height, width) to resize whole files to, whatever their aspect ratio, instead of
         the transforms; None for the transforms.
-      ready: whether the transforms already make images of the requested size, as those of
+      ready: Whether the transforms already make images of the requested size, as those of
         `load.open_model` do for squares.
     """
 
@@ -95,10 +95,10 @@ class PhotoReader:
         """Read one image.
 
         Args:
-          image: a JPEG, PNG or WebP file of any size and color mode; or pixels, see
+          image: A JPEG, PNG or WebP file of any size and color mode; or pixels, see
             `data.images.convert_image`.
-          size: crop and resize to (height, width) instead of the run's transforms.
-          name: name of pixels, in place of a file's.
+          size: Crop and resize to (height, width) instead of the run's transforms.
+          name: Name of pixels, in place of a file's.
 
         Raises:
           UserError: if there is no such file, or it is not an intact image.
@@ -125,7 +125,7 @@ class PhotoReader:
 
 
 def photo_reader(run: TrainedModel) -> PhotoReader:
-    """The reader for a run's model; it does not need the data.
+    """Return the reader for a run's model; it does not need the data.
 
     Raises:
       UserError: if the model does not take images, or takes images that are neither gray nor RGB.
@@ -160,9 +160,9 @@ class Input(NamedTuple):
     """An image that can be read.
 
     Attributes:
-      name: name of the file or the record.
-      image: itself, or a function that reads it and raises UserError if it cannot.
-      label: its class; None if it has none.
+      name: Name of the file or the record.
+      image: Itself, or a function that reads it and raises UserError if it cannot.
+      label: Its class; None if it has none.
     """
 
     name: str
@@ -174,11 +174,11 @@ class ImageInputs:
     """Images as inputs of a model, by number.
 
     Attributes:
-      names: names of files and records.
+      names: Names of files and records.
       labels: int64, if all have a class; else None.
-      column: the word for an input in tables.
-      predicted: the name of its embedding among a task's predictions.
-      contents: digests of what the names refer to: the sizes of files, and what sources list.
+      column: The word for an input in tables.
+      predicted: The name of its embedding among a task's predictions.
+      contents: Digests of what the names refer to: the sizes of files, and what sources list.
     """
 
     column, predicted = 'image', 'features'
@@ -215,14 +215,14 @@ class ImageInputs:
     def from_words(
         cls, trained: TrainedModel, names: Iterable[str], split: str, size: Size | None
     ) -> ImageInputs:
-        """The images that a user names, one after the other.
+        """Return the images that a user names, one after the other.
 
         Args:
-          trained: the model.
-          names: files, folders and patterns as for `list_images`; .tar files; and sources such as
+          trained: The model.
+          names: Files, folders and patterns as for `list_images`; .tar files; and sources such as
             'folder:PATH' or 'tfds:cifar10', see `vit_jax.data.sources`.
-          split: split of the sources.
-          size: image size, the model's own by default.
+          split: Split of the sources.
+          size: Image size, the model's own by default.
 
         Raises:
           UserError: for a folder, pattern or source without images.
@@ -241,19 +241,19 @@ class ImageInputs:
         return cls(trained, inputs, size, contents)
 
     def photo(self, number: int) -> Photo:
-        """An image as the model sees it; UserError if it cannot be read."""
+        """Return an image as the model sees it; UserError if it cannot be read."""
         entry = self._inputs[number]
         image = entry.image() if callable(entry.image) else entry.image
         return self._reader.read(image, self._size, entry.name)
 
     def read(self, number: int) -> tuple[int, Mapping[str, np.ndarray]]:
-        """The number for random draws and the arrays of an image; errors as `photo`."""
+        """Return the number for random draws and the arrays of an image; errors as `photo`."""
         photo = self.photo(number)
         return photo.number, photo.fields
 
 
 def source_name(word: str) -> str | None:
-    """The source that a word names; None for a file, a folder or a pattern."""
+    """Return the source that a word names; None for a file, a folder or a pattern."""
     if os.path.exists(word):
         return f'tar:{word}' if word.lower().endswith('.tar') else None
     match = re.match(r'([a-z_][\w.]*)(:(?!//)|$)', word)
@@ -282,7 +282,7 @@ def _load(source: sources.Subset, index: int) -> np.ndarray:
 
 
 def makes_one_shape(transforms: Transforms, channels: int) -> bool:
-    """Whether transforms make images of one shape, whatever their size and aspect ratio."""
+    """Return whether transforms make images of one shape, whatever their size and aspect ratio."""
     outputs = (
         transforms({'image': np.zeros((*size, channels), np.uint8)}, example_rng(0, 0))['image']
         for size in ((64, 64), (64, 192), (192, 64))
@@ -291,10 +291,10 @@ def makes_one_shape(transforms: Transforms, channels: int) -> bool:
 
 
 def takes_any_size(transforms: Transforms, shape: tuple[int, int, int]) -> bool:
-    """Whether transforms scale images of any size and aspect ratio to one size.
+    """Return whether transforms scale images of any size and aspect ratio to one size.
 
     Args:
-      transforms: transforms of an evaluation.
+      transforms: Transforms of an evaluation.
       shape: [H, W, C] of all images of its data.
     """
 
@@ -315,9 +315,9 @@ def make_photo(
     """Make a model's inputs from an image, with the map between their pixels.
 
     Args:
-      record: record with the image, uint8 [Y, X, C].
-      path: path of the file.
-      transform: function from the record to the arrays of a batch; may be called twice.
+      record: Record with the image, uint8 [Y, X, C].
+      path: Path of the file.
+      transform: Function from the record to the arrays of a batch; may be called twice.
     """
     original = record['image']
     height, width = original.shape[:2]
@@ -357,7 +357,7 @@ def _pixels(image: np.ndarray) -> str:
 def affine_between(
     before: Float[np.ndarray, '3 2'], after: Float[np.ndarray, '3 2']
 ) -> Float[np.ndarray, '2 3']:
-    """The affine map from three points (x, y), not on a line, to three others."""
+    """Return the affine map from three points (x, y), not on a line, to three others."""
     return np.linalg.solve(np.column_stack([before, np.ones(3)]), after).T
 
 
@@ -405,7 +405,7 @@ def input_size(trained: TrainedModel) -> Size:
 
 
 def arbitrary_size(trained: TrainedModel) -> Size:
-    """A size for a model whose parameters do not depend on it.
+    """Return a size for a model whose parameters do not depend on it.
 
     Raises:
       UserError: if they do.
@@ -424,7 +424,7 @@ def arbitrary_size(trained: TrainedModel) -> Size:
 
 
 def example_spec(trained: TrainedModel, size: Size) -> Spec:
-    """The arrays of one example of the training data, with images of this size."""
+    """Return the arrays of one example of the training data, with images of this size."""
     if 'image' not in trained.spec:
         return trained.spec or {'image': ArraySpec((*size, trained.channels), np.dtype(np.uint8))}
     before = trained.spec['image'].shape[:2]

@@ -31,7 +31,7 @@ class Evaluator(base.Evaluator):
     """`accuracy_colorized`, `accuracy_grey` and `accuracy_original`.
 
     Args:
-      classifier: a run or a checkpoint of a classifier of color images, with the classes of the
+      classifier: A run or a checkpoint of a classifier of color images, with the classes of the
         data; it reads images of any size as files.
     """
 
@@ -100,7 +100,7 @@ class Evaluator(base.Evaluator):
 def stack_images(
     source: Sequence[Arrays], index: Int[np.ndarray, ' B']
 ) -> UInt8[np.ndarray, 'B H W 3']:
-    """The images of a source with these numbers; UserError if their sizes differ."""
+    """Return the images of a source with these numbers; UserError if their sizes differ."""
     images = [np.asarray(source[i]['image']) for i in index.tolist()]
     if len({image.shape for image in images}) > 1:
         raise UserError('colors are measured on images of one size, but these differ')

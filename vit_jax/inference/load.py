@@ -58,20 +58,20 @@ def load(
     padding. Other models take what `read(path).task.inputs` makes of bytes.
 
     Args:
-      path: a checkpoint of another code base (.npz, .safetensors, a folder with one, or a URL such
+      path: A checkpoint of another code base (.npz, .safetensors, a folder with one, or a URL such
         as hf://google/vit-base-patch16-224; FAMILY:FILE for a family of your own, such as
         `my_lab.swin:FILE`), a run folder, or RUN@STEP or RUN@best for one of its checkpoints, also
         written RUN/checkpoints/STEP and RUN/checkpoints/best.
-      image_size: side, or height and width, of your images in pixels. Defaults to the size that
+      image_size: Side, or height and width, of your images in pixels. Defaults to the size that
         the checkpoint's files prepare, or else the size that it was trained for.
-      num_classes: size of the head; a head that the checkpoint lacks starts at zero.
-      mean, std: normalization of images in [0, 1] by another code base's checkpoint, a number or
+      num_classes: Size of the head; a head that the checkpoint lacks starts at zero.
+      mean, std: Normalization of images in [0, 1] by another code base's checkpoint, a number or
         one per channel. Defaults to the `preprocessor_config.json` next to the file. Not for a
         DETR: pass them to `read`.
-      positions: interpolation of position embeddings for another image size: 'bilinear',
+      positions: Interpolation of position embeddings for another image size: 'bilinear',
         'bicubic' or 'antialiased' bicubic. Defaults to the interpolation of the checkpoint's code
         base: vision_transformer (and runs), transformers, or timm.
-      allowed: modules of your own that the config of a run may name, such as `['my_lab']`.
+      allowed: Modules of your own that the config of a run may name, such as `['my_lab']`.
 
     Returns:
       The Linen module, built with keywords that fit the checkpoint, and {'params': ...} with the
@@ -102,11 +102,11 @@ def load(
 
 
 def for_range(model: Any, normalization: Normalization) -> Any:
-    """The model for images in [-1, 1] instead of normalized ones.
+    """Return the model for images in [-1, 1] instead of normalized ones.
 
     Args:
-      model: a Linen module.
-      normalization: mean and standard deviation of each channel of images in [0, 1].
+      model: A Linen module.
+      normalization: Mean and standard deviation of each channel of images in [0, 1].
     """
     mean, std = (np.asarray(values, np.float32) for values in normalization)
     kind = type(model)
@@ -142,9 +142,9 @@ def read(
     """Read the stored model of a run or of another code base.
 
     Args:
-      path, mean, std, image_size, allowed: see `load`.
-      step: kept checkpoint of a run, or 'best', if `path` names none. Defaults to the newest.
-      average: number of a run's checkpoints to average, up to `step`.
+      path, mean, std, image_size, allowed: See `load`.
+      step: Kept checkpoint of a run, or 'best', if `path` names none. Defaults to the newest.
+      average: Number of a run's checkpoints to average, up to `step`.
 
     Raises:
       UserError: as `load`, or if there are no such checkpoints.
@@ -192,10 +192,10 @@ def open_model(
     its transforms change by `preprocessing.change_size`.
 
     Args:
-      path, allowed: see `load`.
-      image_size: height and width of your images in pixels. Defaults to the model's own.
-      step, average: see `read`.
-      stored: the result of `read`, if it was read before.
+      path, allowed: See `load`.
+      image_size: Height and width of your images in pixels. Defaults to the model's own.
+      step, average: See `read`.
+      stored: The result of `read`, if it was read before.
 
     Raises:
       UserError: as `load`, or if the image size is unknown.
@@ -227,8 +227,8 @@ def read_config(workdir: Path, allowed: Sequence[str] = ()) -> ConfigDict:
     """Read the config of a run folder, and check that its names may be imported.
 
     Args:
-      workdir: the run folder.
-      allowed: the user's modules that the config may name.
+      workdir: The run folder.
+      allowed: The user's modules that the config may name.
 
     Raises:
       UserError: if the folder holds no run, or its config names code that is not allowed.
@@ -263,7 +263,7 @@ def _with_kept_vocab(config: ConfigDict, folder: paths.Path) -> ConfigDict:
 
 
 def backbone(trained: TrainedModel) -> TrainedModel:
-    """The part that other tasks start from, see the model's `transferable`; by default all."""
+    """Extract the part that other tasks start from (`Model.transferable`), by default all."""
     if (transferable := trained.model.transferable()) is None:
         return trained
     keywords, parts = transferable

@@ -53,12 +53,12 @@ def predict(
     """Predict for images, read like the model's evaluation images.
 
     Args:
-      path: a run folder, or a checkpoint as for `vit_jax.load`.
-      files: one image or several: paths of JPEG, PNG or WebP files, Pillow's images, or arrays
+      path: A run folder, or a checkpoint as for `vit_jax.load`.
+      files: One image or several: paths of JPEG, PNG or WebP files, Pillow's images, or arrays
         uint8 [H, W] or [H, W, C], all of any size.
-      image_size: crop and resize to this height and width instead of the model's own.
-      seed: seed of random draws, which depend only on it and the image.
-      **options: further keywords of `inference.load.open_model`, such as `step`.
+      image_size: Crop and resize to this height and width instead of the model's own.
+      seed: Seed of random draws, which depend only on it and the image.
+      **options: Further keywords of `inference.load.open_model`, such as `step`.
 
     Returns:
       {name: array} as named by the task's `predict`: `probs` for a classifier; `scores`, `labels`
@@ -83,7 +83,7 @@ def predict(
 
 
 def predictor(trained: TrainedModel, seed: int = 0) -> Callable[[Example, int], Prediction]:
-    """A compiled function (example, number) -> {name: array} for this example.
+    """Return a compiled function (example, number) -> {name: array} for this example.
 
     The task's random draws depend only on the seed and the number. The function raises UserError if
     samples are not finite.
@@ -113,7 +113,7 @@ def require_finite(trained: TrainedModel, finite: Any) -> None:
 
 
 def other_model(path: Path) -> OtherModel:
-    """A model that an evaluator needs besides the evaluated one; images are read as by `predict`.
+    """Open a second model for an evaluator; it reads images like `predict`.
 
     Raises:
       UserError: if it cannot be read, takes no images, or has no predictions.
@@ -149,7 +149,7 @@ def other_model(path: Path) -> OtherModel:
 def batch_of_one(
     example: Example, index: int = 0, slots: tuple[int, ...] = ()
 ) -> dict[str, np.ndarray]:
-    """A batch with only this example, in the first of a row's `slots`; see `Plan.slots`."""
+    """Return a batch with only this example, in the first of a row's `slots`; see `Plan.slots`."""
     batch = {name: np.asarray(value)[None] for name, value in example.items()}
     padding, indices, mask = batches.empty_batch({}, 1, slots)
     indices[0, 0], mask[0, 0] = index, 1
@@ -157,7 +157,7 @@ def batch_of_one(
 
 
 def text_encoder(trained: TrainedModel) -> Callable[[str, str], np.ndarray] | None:
-    """A function (field, text) -> ids by the model's evaluation transforms.
+    """Return a function (field, text) -> ids by the model's evaluation transforms.
 
     It raises UserError for an empty text, or ids outside of the model's vocabulary. None if the
     model has no vocabulary.
@@ -186,7 +186,7 @@ def text_encoder(trained: TrainedModel) -> Callable[[str, str], np.ndarray] | No
 def predict_with_attention(
     run: TrainedModel, batch: Mapping[str, np.ndarray]
 ) -> tuple[dict[str, Any], list[AttentionMap]]:
-    """The model's outputs for a batch, and the attention maps of all its layers.
+    """Return the model's outputs for a batch, and the attention maps of all its layers.
 
     Raises:
       UserError: if the model has no attention.
@@ -203,8 +203,8 @@ def parameter_pictures(run: TrainedModel, pattern: str) -> list[ParameterPicture
     """Pictures of a model's parameters.
 
     Args:
-      run: the model.
-      pattern: a regular expression for the start of the names.
+      run: The model.
+      pattern: A regular expression for the start of the names.
 
     Raises:
       UserError: if the model has no pictures, or none with a matching name.

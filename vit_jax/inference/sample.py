@@ -35,10 +35,10 @@ class Samples(NamedTuple):
     """Images of a batch.
 
     Attributes:
-      images: images of B samples.
-      frames: the images that were predicted on the way to each.
-      labels: classes; -1 for none.
-      numbers: numbers of the images in their class.
+      images: Images of B samples.
+      frames: The images that were predicted on the way to each.
+      labels: Classes; -1 for none.
+      numbers: Numbers of the images in their class.
     """
 
     images: UInt8[np.ndarray, 'B H W C']
@@ -62,13 +62,13 @@ def sample(
     The task has the options of sampling; `trained.adapted(task=...)` changes them.
 
     Args:
-      trained: a run of the task `generate`, as of `inference.load.open_run`.
-      classes: numbers of classes; all of the model by default. -1 is for images of no class.
-      count: number of images of each class.
-      seed: seed of the noise.
+      trained: A run of the task `generate`, as of `inference.load.open_run`.
+      classes: Numbers of classes; all of the model by default. -1 is for images of no class.
+      count: Number of images of each class.
+      seed: Seed of the noise.
       frames: K, images predicted on the way that are returned too.
-      batch_size: rounded up to a multiple of the number of devices.
-      devices: all by default.
+      batch_size: Rounded up to a multiple of the number of devices.
+      devices: All by default.
 
     Raises:
       UserError: for a run of another task, a class that the model does not have, too many images
@@ -101,7 +101,7 @@ def check_task(trained: TrainedModel) -> None:
 
 
 def check_classes(classes: Sequence[int], trained: TrainedModel) -> Sequence[int]:
-    """The classes; all by default. Raises UserError for a class that the model does not have."""
+    """Return the classes, by default all; raise UserError for one that the model lacks."""
     num_classes = trained.model.num_classes or 0
     if not classes:
         return range(num_classes) if num_classes else (NO_CLASS,)
@@ -176,8 +176,8 @@ def write_npz(path: str | os.PathLike[str], batches: Iterable[Samples], count: i
     classes [N].
 
     Args:
-      path: the file.
-      batches: batches of `sample`.
+      path: The file.
+      batches: Batches of `sample`.
       count: N, the number of images of all batches.
 
     Raises:

@@ -25,8 +25,8 @@ def mix(models: Sequence[TrainedModel], weights: Sequence[float] | None = None) 
     Sums are taken in float64. Integers, such as counts, are the first model's.
 
     Args:
-      models: the first gives the config, the preparation of images and the classes.
-      weights: one for each model, with sum 1; equal by default. They may be negative.
+      models: The first gives the config, the preparation of images and the classes.
+      weights: One for each model, with sum 1; equal by default. They may be negative.
 
     Returns:
       The model, with a note for each field or preparation that differs.
@@ -97,7 +97,7 @@ def _require_alike(first: TrainedModel, other: TrainedModel) -> None:
 
 
 def _differences(models: Sequence[TrainedModel]) -> list[str]:
-    """A note for each field of the model, or preparation, in which others differ from the first."""
+    """Describe each field of model or preparation in which others differ from the first."""
     first = models[0]
     fields = {
         key

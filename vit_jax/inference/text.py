@@ -28,7 +28,7 @@ class Sentence(NamedTuple):
 
     Attributes:
       ids: int32 [n], with the end token; empty for a blank line.
-      cut: truncated end of a line longer than any in training; else empty.
+      cut: Truncated end of a line longer than any in training; else empty.
     """
 
     ids: np.ndarray
@@ -39,9 +39,9 @@ class Translation(NamedTuple):
     """A hypothesis as text.
 
     Attributes:
-      text: without special tokens.
-      score: the search's: a log-probability, normalized by length for a beam.
-      tokens: ids, with the end token if there is one.
+      text: Without special tokens.
+      score: The search's: a log-probability, normalized by length for a beam.
+      tokens: Ids, with the end token if there is one.
     """
 
     text: str
@@ -54,8 +54,8 @@ class SentenceReader:
     """Tokenizer of sentences that works like a run's evaluation data.
 
     Attributes:
-      transforms: transforms of the first evaluation, with the tokenizer.
-      bounds: lengths in tokens that batches are padded to, in ascending order.
+      transforms: Transforms of the first evaluation, with the tokenizer.
+      bounds: Lengths in tokens that batches are padded to, in ascending order.
     """
 
     transforms: Transforms
@@ -67,7 +67,7 @@ class SentenceReader:
         return self.transforms.vocab
 
     def read(self, line: str, side: str = 'source') -> Sentence:
-        """The ids of a line, as this side of a pair.
+        """Return the ids of a line, as this side of a pair.
 
         Raises:
           UserError: if a word has no id and the tokenizer is not a `Vocabulary`.
@@ -83,7 +83,7 @@ class SentenceReader:
         return Sentence(ids, self.vocab.decode(token_ids[length:]))
 
     def read_whole(self, line: str, side: str = 'source') -> np.ndarray:
-        """The ids [n] of a line; raise UserError if it is empty or too long, or as `read`."""
+        """Return the ids [n] of a line; raise UserError like `read`, or if empty or too long."""
         ids, cut = self.read(line, side)
         if not len(ids):
             raise UserError(f'the {side} sentence is empty')
@@ -96,7 +96,7 @@ class SentenceReader:
 
 
 def sentence_reader(run: TrainedModel) -> SentenceReader:
-    """The reader for a run's model; it does not need the data.
+    """Return the reader for a run's model; it does not need the data.
 
     Raises:
       UserError: if the run does not translate text.
@@ -116,11 +116,11 @@ class Translator:
     """Translator of sentences in batches of few shapes.
 
     Attributes:
-      run: a trained encoder-decoder.
-      reader: reader of the run.
-      search: the decoding method.
-      batch_size: number of sentences in a batch.
-      seed: seed of samples, which depend only on it, the line's number and the sentence.
+      run: A trained encoder-decoder.
+      reader: Reader of the run.
+      search: The decoding method.
+      batch_size: Number of sentences in a batch.
+      seed: Seed of samples, which depend only on it, the line's number and the sentence.
     """
 
     run: TrainedModel

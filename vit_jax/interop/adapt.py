@@ -47,17 +47,17 @@ def adapt_checkpoint(
     """Fit a checkpoint's parameters to a model that may differ in head and image size.
 
     Args:
-      trained: checkpoint.
+      trained: Checkpoint.
       model: Linen module.
-      target: shapes of the module's parameters for images of `image_size`.
-      image_size: height and width in pixels; None if the model takes no images.
-      posemb: interpolation of position embeddings, see `ops.resize.grid`; by default the method of
+      target: Shapes of the module's parameters for images of `image_size`.
+      image_size: Height and width in pixels; None if the model takes no images.
+      posemb: Interpolation of position embeddings, see `ops.resize.grid`; by default the method of
         the checkpoint's code base.
-      select: parts of the checkpoint to take if the models differ otherwise; see `select_params`.
+      select: Parts of the checkpoint to take if the models differ otherwise; see `select_params`.
         If empty, everything must fit.
-      classes: classes of the training data, which determine the order of the head's outputs; None
+      classes: Classes of the training data, which determine the order of the head's outputs; None
         to keep the head's order.
-      task: new task, which may normalize images differently; None for the checkpoint's task.
+      task: New task, which may normalize images differently; None for the checkpoint's task.
 
     Returns:
       Parameters without those that keep their initial values, and notes for the user; see `adapt`.
@@ -107,14 +107,14 @@ def adapt(
     that depend on the image size are resized. Blocks may be scanned or unrolled on either side.
 
     Args:
-      params: nested numpy arrays.
-      target: nested shapes of the model's parameters, or arrays.
+      params: Nested numpy arrays.
+      target: Nested shapes of the model's parameters, or arrays.
       model: Linen module, for its `head_layers` and `resize_params`.
-      old_size: height and width of the images that `params` were made for; None if unknown.
-      new_size: height and width of the new images; None if the model takes no images.
-      posemb: interpolation of position embeddings, see `ops.resize.grid`.
-      select: parts to take; see `select_params`. If empty, everything must fit.
-      order: new order of the classes of a matching head; None to keep the order.
+      old_size: Height and width of the images that `params` were made for; None if unknown.
+      new_size: Height and width of the new images; None if the model takes no images.
+      posemb: Interpolation of position embeddings, see `ops.resize.grid`.
+      select: Parts to take; see `select_params`. If empty, everything must fit.
+      order: New order of the classes of a matching head; None to keep the order.
 
     Returns:
       Parameters nested like `target`, without those that keep the model's initial values; and the
@@ -195,9 +195,9 @@ def _fit_head(
     """Remove the head from both if it does not fit, so that it keeps its initial value.
 
     Args:
-      have, want: parameters of the checkpoint and of the model; changed in place.
-      layers: layers after the representation, in order; the last one has an output per class.
-      order: order of the classes if the head is kept.
+      have, want: Parameters of the checkpoint and of the model; changed in place.
+      layers: Layers after the representation, in order; the last one has an output per class.
+      order: Order of the classes if the head is kept.
     """
     *before, head = layers
     kernel = f'{head}/kernel'
@@ -361,8 +361,8 @@ def renormalize(
     the notes say so.
 
     Args:
-      trained: checkpoint.
-      scale: mean and standard deviation [C or 1] of the new normalization of images in [0, 1].
+      trained: Checkpoint.
+      scale: Mean and standard deviation [C or 1] of the new normalization of images in [0, 1].
 
     Returns:
       The parameters, and notes for the user.
@@ -452,9 +452,9 @@ def select_params(have: Flat, want: Flat, select: str) -> tuple[Flat, Flat, list
     """Select parameters.
 
     Args:
-      have: parameters of the checkpoint, blocks unrolled.
-      want: parameters of the model, blocks unrolled.
-      select: paths separated by commas: PATH, or SOURCE->TARGET if the model's path differs. A path
+      have: Parameters of the checkpoint, blocks unrolled.
+      want: Parameters of the model, blocks unrolled.
+      select: Paths separated by commas: PATH, or SOURCE->TARGET if the model's path differs. A path
         selects all parameters below it; it may be empty next to an arrow, or contain wildcards.
 
     Returns:

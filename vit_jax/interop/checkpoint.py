@@ -33,12 +33,12 @@ def read(
     """Read a checkpoint of another code base, in any format.
 
     Args:
-      path: file, folder or URL, see `files.read_arrays`; with an optional family in front, see
+      path: File, folder or URL, see `files.read_arrays`; with an optional family in front, see
         `families`, and one of two towers or models behind it, as in `FILE:vision` or
         `FILE:teacher`.
-      mean, std: normalization of its images in [0, 1], one number or one per channel; by default
+      mean, std: Normalization of its images in [0, 1], one number or one per channel; by default
         from the files.
-      image_size: height and width of the images that it will get. It is taken as the size that the
+      image_size: Height and width of the images that it will get. It is taken as the size that the
         model was made for if the files lack this size and the number of patches equals the number
         of positions.
 
@@ -182,7 +182,7 @@ def write(imported: TrainedModel, path: str | os.PathLike[str]) -> tuple[str, ..
     read: the same arrays, names, precision, config.json and other files.
 
     Args:
-      imported: model.
+      imported: Model.
       path: FILE.npz, or FILE.safetensors or a folder for transformers, or for timm or the authors'
         code if only these have the model; with an optional family in front, such as `timm_vit:`,
         see `families`.

@@ -69,7 +69,7 @@ def read_stored(path: str | os.PathLike[str]) -> tuple[Flat, dict[str, Any]]:
     tokenizer's file.
 
     Args:
-      path: an .npz file, where `FILE.npz:SUBTREE` selects a part; a .safetensors file; a folder
+      path: An .npz file, where `FILE.npz:SUBTREE` selects a part; a .safetensors file; a folder
         with model.safetensors, single or in shards; or a URL, see `local_path`. Only the parameters
         of a training state in an .npz file are read.
 
@@ -132,9 +132,9 @@ def write_rows(
 
     Args:
       archive: .npz file.
-      name: name of the array.
-      count: number of rows.
-      chunks: rows in order; at least one chunk, which determines dtype and shape.
+      name: Name of the array.
+      count: Number of rows.
+      chunks: Rows in order; at least one chunk, which determines dtype and shape.
     """
     chunks = iter(chunks)
     first = next(chunks)
@@ -158,11 +158,11 @@ def write_safetensors(
     """Write a .safetensors file, or a folder with one, and its configs.
 
     Args:
-      path: file or folder.
-      flat: arrays by name.
-      config, preprocessor: contents of config.json and preprocessor_config.json.
-      others: contents of further files by name.
-      weights: name of the file in a folder, if it is not `hub.WEIGHTS`.
+      path: File or folder.
+      flat: Arrays by name.
+      config, preprocessor: Contents of config.json and preprocessor_config.json.
+      others: Contents of further files by name.
+      weights: Name of the file in a folder, if it is not `hub.WEIGHTS`.
 
     Raises:
       UserError: if a file cannot be written.

@@ -117,7 +117,7 @@ def choose(names: Sequence[str], uri: HfUri) -> list[str]:
     """Choose the files of a repository to read: configs first, weights last.
 
     Args:
-      names: names of all its files.
+      names: Names of all its files.
       uri: URI, whose path may name the weights, or their folder.
 
     Raises:
@@ -352,13 +352,13 @@ class Released:
     """A released checkpoint.
 
     Attributes:
-      name: name for `vit_jax.load`.
-      model: keywords of the model, with its name and variant; None if not listed.
-      parameters: number of parameters, rounded if `model` is None; None if unknown.
-      image_size: side in pixels; None for any size.
-      trained_on: training data, in order.
-      accuracy: published accuracy in percent; None if there is none.
-      metric: kind of accuracy; empty if there is none. 'ImageNet' is the checkpoint's top-1.
+      name: Name for `vit_jax.load`.
+      model: Keywords of the model, with its name and variant; None if not listed.
+      parameters: Number of parameters, rounded if `model` is None; None if unknown.
+      image_size: Side in pixels; None for any size.
+      trained_on: Training data, in order.
+      accuracy: Published accuracy in percent; None if there is none.
+      metric: Kind of accuracy; empty if there is none. 'ImageNet' is the checkpoint's top-1.
       source: URL of the page with these facts.
     """
 

@@ -61,8 +61,8 @@ def file_names(translated: Mapping[str, str | None], source: str) -> dict[str, s
     """Return the names in the file, by our names.
 
     Args:
-      translated: our name for each name in the file; None if the model has no such part.
-      source: name of the file for messages.
+      translated: Our name for each name in the file; None if the model has no such part.
+      source: Name of the file for messages.
 
     Raises:
       UserError: if a name has no translation, or two names have the same.
@@ -97,8 +97,8 @@ def split(flat: Mapping[str, np.ndarray], no_bias: str = '') -> Flat:
     [D H K] and so on, biases [3 H K] into [H K]. The parts are views.
 
     Args:
-      flat: arrays by our names.
-      no_bias: projections missing in a fused bias, see the model `vit`.
+      flat: Arrays by our names.
+      no_bias: Projections missing in a fused bias, see the model `vit`.
     """
     parts: Flat = {}
     for name, array in flat.items():
@@ -206,11 +206,11 @@ def shape_of(
     """Return the shape of a parameter.
 
     Args:
-      flat: arrays by our names.
-      source: name of the file for messages.
-      label: function from our name to the parameter's name for messages.
-      name: our name of the parameter.
-      ndim: number of axes.
+      flat: Arrays by our names.
+      source: Name of the file for messages.
+      label: Function from our name to the parameter's name for messages.
+      name: Our name of the parameter.
+      ndim: Number of axes.
 
     Raises:
       UserError: if the parameter is missing, or has a different number of axes.
@@ -275,8 +275,8 @@ def unwrap(flat: Flat, is_known: Callable[[Flat], bool]) -> tuple[Flat, str, str
     Averages and teachers are preferred, since these are evaluated and published.
 
     Args:
-      flat: arrays by name.
-      is_known: function that returns whether a family reads arrays of these names.
+      flat: Arrays by name.
+      is_known: Function that returns whether a family reads arrays of these names.
 
     Returns:
       The arrays by the model's own names; the removed prefix, such as 'teacher.backbone.'; and a

@@ -133,8 +133,8 @@ def write(imported: TrainedModel, folder_path: str) -> tuple[str, ...]:
     Layers are named as in models of transformers since version 5.
 
     Args:
-      imported: run's model, with its adapters merged.
-      folder_path: folder to write.
+      imported: Run's model, with its adapters merged.
+      folder_path: Folder to write.
 
     Returns:
       Notes for the user.

@@ -58,16 +58,16 @@ class Recipe(NamedTuple):
     """Resizing and a central crop.
 
     Attributes:
-      size: height and width to resize whole images to; or the shorter side, for images that keep
+      size: Height and width to resize whole images to; or the shorter side, for images that keep
         their aspect ratio; None for no resizing.
-      crop: height and width of the crop; None for no crop.
-      method: resampling method, one of METHODS; antialiased, as always in Pillow.
+      crop: Height and width of the crop; None for no crop.
+      method: Resampling method, one of METHODS; antialiased, as always in Pillow.
       fit: 'cover' or 'within' for images that keep their aspect ratio and cover `size` or fit into
         it.
-      long: rounding of the longer side if `size` is the shorter one, see `image.resize_small`.
-      offset: rounding of the crop's offset, see `image.central_crop`.
-      fill: color for padding images smaller than the crop; None to not pad.
-      drops_alpha: whether transparency is dropped, see `image.drop_alpha`.
+      long: Rounding of the longer side if `size` is the shorter one, see `image.resize_small`.
+      offset: Rounding of the crop's offset, see `image.central_crop`.
+      fill: Color for padding images smaller than the crop; None to not pad.
+      drops_alpha: Whether transparency is dropped, see `image.drop_alpha`.
     """
 
     size: Size | int | None
@@ -87,7 +87,7 @@ class Recipe(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The transforms in the syntax of `config.data.transforms`."""
+        """Transforms in the syntax of `config.data.transforms`."""
         steps = ['drop_alpha'] if self.drops_alpha else []
         if isinstance(self.size, tuple):
             name = f'resize_{self.fit}' if self.fit else 'resize'
@@ -107,8 +107,8 @@ def read_recipe(extra: Mapping[str, Any], size: Size | None) -> Recipe | None:
     """Read the recipe from the files; None if they have none.
 
     Args:
-      extra: see `files.read_arrays`.
-      size: height and width that the parameters were made for, used if the files have no image
+      extra: See `files.read_arrays`.
+      size: Height and width that the parameters were made for, used if the files have no image
         size; None if they fit any size.
     """
     timm, transformers = extra.get('pretrained_cfg'), extra.get(PREPROCESSOR)
@@ -122,8 +122,8 @@ def transform_notes(extra: Mapping[str, Any], text: str) -> tuple[str, ...]:
     """Note if the transforms differ from what the files describe.
 
     Args:
-      extra: see `files.read_arrays`.
-      text: transforms read from the files; empty if they have none.
+      extra: See `files.read_arrays`.
+      text: Transforms read from the files; empty if they have none.
     """
     groups = (extra.get('pretrained_cfg'), extra.get(PREPROCESSOR))
     timm, processor = (group if isinstance(group, Mapping) else {} for group in groups)
@@ -265,8 +265,8 @@ def differences(text: str, files: Mapping[str, Any]) -> tuple[str, ...]:
     """Note if written files make different images than the transforms, apart from transparency.
 
     Args:
-      text: transforms.
-      files: contents of the files, in the form of the `extra` of `files.read_arrays`.
+      text: Transforms.
+      files: Contents of the files, in the form of the `extra` of `files.read_arrays`.
     """
     recipe, file_recipe = parse_recipe(text), read_recipe(files, None)
     restored = parse_recipe(file_recipe.text) if file_recipe else None
@@ -423,9 +423,9 @@ def with_normalization(
     """Set the mean and standard deviation of images in the model's task.
 
     Args:
-      imported: model from the file, for a task with the fields `mean` and `std`.
-      extra: see `files.read_arrays`; the user's `mean` and `std` are under GIVEN_NORMALIZATION.
-      unknown: note to add if the normalization is unknown.
+      imported: Model from the file, for a task with the fields `mean` and `std`.
+      extra: See `files.read_arrays`; the user's `mean` and `std` are under GIVEN_NORMALIZATION.
+      unknown: Note to add if the normalization is unknown.
 
     Raises:
       UserError: if the mean or the standard deviation is invalid.

@@ -77,8 +77,8 @@ def take_tower(flat: Flat, extra: Mapping[str, Any], tower: str) -> tuple[Flat, 
     """Return the arrays of a tower with its projection, and its part of config.json.
 
     Args:
-      flat, extra: result of `files.read_arrays`.
-      tower: one of TOWERS.
+      flat, extra: Result of `files.read_arrays`.
+      tower: One of TOWERS.
 
     Raises:
       UserError: if there is no such tower.

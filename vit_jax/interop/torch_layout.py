@@ -70,8 +70,8 @@ def join_fused(parts: Flat, modules: Mapping[str, str]) -> Flat:
     """Invert `split_fused`.
 
     Args:
-      parts: arrays by PyTorch's names.
-      modules: fused projection of each attention module, such as {'attn': 'qkv'}.
+      parts: Arrays by PyTorch's names.
+      modules: Fused projection of each attention module, such as {'attn': 'qkv'}.
     """
     result: Flat = {}
     pattern = re.compile(rf'((?:.*\.)?({"|".join(modules)}))\.([qkv])\.(\w+)')

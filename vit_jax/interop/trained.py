@@ -40,28 +40,28 @@ class TrainedModel:
     """A model with its weights, and what is known about its training data.
 
     Attributes:
-      params: nested float32 numpy arrays; averaged if the run kept an average.
-      config: config of the run; for other files, the groups `model` and `task`, and transforms if
+      params: Nested float32 numpy arrays; averaged if the run kept an average.
+      config: Config of the run; for other files, the groups `model` and `task`, and transforms if
         known.
-      image_size: height and width in pixels that the parameters were made for; None if unknown, or
+      image_size: Height and width in pixels that the parameters were made for; None if unknown, or
         if they fit images of any size.
-      source: origin of the model, for the user.
-      class_names: one name per output of the head; empty if unknown.
-      notes: assumptions made in reading it, one line each.
-      collections: other Flax collections by name, such as `batch_stats`.
-      path: run folder or file.
-      step: step of the run; None for other files.
-      num_classes: number of classes in the training data; None if unknown.
+      source: Origin of the model, for the user.
+      class_names: One name per output of the head; empty if unknown.
+      notes: Assumptions made in reading it, one line each.
+      collections: Other Flax collections by name, such as `batch_stats`.
+      path: Run folder or file.
+      step: Step of the run; None for other files.
+      num_classes: Number of classes in the training data; None if unknown.
       raw_images: `channels` and `size` of the images before the transforms, see
         `data.dataset.raw_images`; empty without images.
-      spec: spec of one training example; empty if unknown.
-      class_ids: class ids in the files of the training data; empty if there are none, or if the run
+      spec: Spec of one training example; empty if unknown.
+      class_ids: Class ids in the files of the training data; empty if there are none, or if the run
         did not keep them.
-      positions: interpolation that its code base resizes position embeddings with, see
+      positions: Interpolation that its code base resizes position embeddings with, see
         `ops.resize.grid`.
-      prepared_size: height and width of all images after the transforms of the files, which may
+      prepared_size: Height and width of all images after the transforms of the files, which may
         differ from `image_size`, as in DINOv2; None if unknown.
-      origin: original path of the file of another code base, from which `interop.write` copies what
+      origin: Original path of the file of another code base, from which `interop.write` copies what
         the model does not hold; empty for runs and new models.
     """
 
@@ -97,11 +97,11 @@ class TrainedModel:
         """Create the model from a file of another code base.
 
         Args:
-          params: parameters with this package's names, blocks unrolled.
-          model: keywords of `config.model`, including its name.
-          image_size, source, notes: see `TrainedModel`.
-          task: keywords of `config.task`, including its name; classification by default.
-          transforms: transforms from an image file to the model's input; by default a crop to
+          params: Parameters with this package's names, blocks unrolled.
+          model: Keywords of `config.model`, including its name.
+          image_size, source, notes: See `TrainedModel`.
+          task: Keywords of `config.task`, including its name; classification by default.
+          transforms: Transforms from an image file to the model's input; by default a crop to
             `image_size`.
         """
         groups = {
@@ -128,24 +128,24 @@ class TrainedModel:
 
     @property
     def task_config(self) -> dict[str, Any]:
-        """The keywords of `config.task`, including its name."""
+        """Keywords of `config.task`, including its name."""
         return self.config.task.to_dict()
 
     @functools.cached_property
     def settings(self) -> Inference:
-        """The typed form of the config."""
+        """Typed form of the config."""
         return to_inference(self.config)
 
     @property
     def data(self) -> Data:
-        """The data section of the first evaluation, or of training if there is none."""
+        """Data section of the first evaluation, or of training if there is none."""
         if not self.config.evals:
             return make(Data, self.config.data, 'config.data')
         return next(iter(self.settings.evals.values()))
 
     @property
     def transforms(self) -> str:
-        """The transforms of `data`, from an image file to the model's input."""
+        """Transforms of `data`, from an image file to the model's input."""
         return self.data.transforms
 
     @property
@@ -155,7 +155,7 @@ class TrainedModel:
 
     @functools.cached_property
     def vocab(self) -> vocabulary.Tokenizer | None:
-        """The vocabulary that encodes texts; None if there is none.
+        """Vocabulary that encodes texts; None if there is none.
 
         Raises:
           UserError: if the vocabulary cannot be read.
@@ -165,17 +165,17 @@ class TrainedModel:
 
     @functools.cached_property
     def model(self) -> Any:
-        """The Linen module of `config.model`."""
+        """Linen module of `config.model`."""
         return objects.make_model(make(Model, self.config.model, 'config.model'))
 
     @functools.cached_property
     def task(self) -> Any:
-        """The task of `config.task`."""
+        """Task of `config.task`."""
         return objects.make_task(make(Task, self.config.task, 'config.task'))
 
     @property
     def classes(self) -> SourceInfo | None:
-        """The classes of the training data; None if unknown."""
+        """Classes of the training data; None if unknown."""
         if self.num_classes is None:
             return None
         return SourceInfo(self.num_classes, self.class_names, class_ids=self.class_ids)
@@ -239,12 +239,12 @@ class Written(NamedTuple):
     """Contents of the files of another code base.
 
     Attributes:
-      arrays: arrays by that code base's names.
-      config: contents of config.json; None if there is none.
-      notes: one line per property of the model that the files cannot represent.
-      preprocessor: contents of preprocessor_config.json; None if there is none.
-      others: contents of further files by name.
-      weights: name of the weights in a folder, if it is not `hub.WEIGHTS`.
+      arrays: Arrays by that code base's names.
+      config: Contents of config.json; None if there is none.
+      notes: One line per property of the model that the files cannot represent.
+      preprocessor: Contents of preprocessor_config.json; None if there is none.
+      others: Contents of further files by name.
+      weights: Name of the weights in a folder, if it is not `hub.WEIGHTS`.
     """
 
     arrays: dict[str, np.ndarray]
@@ -314,8 +314,8 @@ class ClassOrder:
     """Order of the classes in a head with the right number of outputs.
 
     Attributes:
-      chosen: class numbers in the checkpoint, in the order of the run; None for a new head.
-      reason: explanation for the user.
+      chosen: Class numbers in the checkpoint, in the order of the run; None for a new head.
+      reason: Explanation for the user.
     """
 
     chosen: np.ndarray | None
@@ -326,8 +326,8 @@ def class_order(trained: TrainedModel, classes: SourceInfo) -> ClassOrder | None
     """Match the order of a checkpoint's classes to data by name.
 
     Args:
-      trained: checkpoint.
-      classes: classes of the data. Further classes of the checkpoint come last.
+      trained: Checkpoint.
+      classes: Classes of the data. Further classes of the checkpoint come last.
 
     Returns:
       None to keep the order: it is the same, or one side has no class names.
@@ -381,9 +381,9 @@ def take_classes(imported: TrainedModel, model: Any, chosen: np.ndarray) -> Trai
     """Keep only the chosen classes of a checkpoint's head, and add a note about it.
 
     Args:
-      imported: checkpoint.
-      model: new Linen module; the last of its `head_layers` has an output per class.
-      chosen: class numbers in the checkpoint, in the order of the model.
+      imported: Checkpoint.
+      model: New Linen module; the last of its `head_layers` has an output per class.
+      chosen: Class numbers in the checkpoint, in the order of the model.
 
     Raises:
       UserError: if the checkpoint has no such head or class, or the run has a different number of

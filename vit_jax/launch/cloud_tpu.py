@@ -19,12 +19,12 @@ class Generation:
     """A generation of Cloud TPUs.
 
     Attributes:
-      runtime: the image of its machines for JAX (cloud.google.com/tpu/docs/runtimes); '' if there
+      runtime: The image of its machines for JAX (cloud.google.com/tpu/docs/runtimes); '' if there
         are none (TPU7x: Compute Engine and GKE).
-      single: the largest size, in units of type names, that is one machine.
-      step: the size of one machine of a larger slice.
+      single: The largest size, in units of type names, that is one machine.
+      step: The size of one machine of a larger slice.
       sizes: Sizes of the available slices (cloud.google.com/tpu/docs).
-      gke: its name in node labels (cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus).
+      gke: Its name in node labels (cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus).
       cores: Cores per chip, as counted in type names.
     """
 
@@ -118,7 +118,7 @@ def parse(tpu: str) -> tuple[str, int]:
 
 
 def accelerator_type(tpu: str) -> str:
-    """The type by its name in Google Cloud: `v5e-8`, as preflight has it, is `v5litepod-8`."""
+    """Convert preflight's name of a type to Google Cloud's: `v5e-8` -> `v5litepod-8`."""
     return re.sub('^(tpu-)?v5e-', r'\1v5litepod-', tpu)
 
 

@@ -20,8 +20,8 @@ def for_processes(words: Sequence[str], processes: int) -> list[str]:
     """Return the command line of each process of a job.
 
     Args:
-      words: arguments after `vit_jax`, such as `['train', '--config', ...]`.
-      processes: number of processes of the job.
+      words: Arguments after `vit_jax`, such as `['train', '--config', ...]`.
+      processes: Number of processes of the job.
 
     Raises:
       UserError: if the command runs in one process only.
@@ -49,7 +49,7 @@ def require_bucket(launcher: str, words: Sequence[str]) -> None:
 
     Args:
       launcher: Name of the launcher, for the message.
-      words: arguments after `vit_jax`, such as `['train', '--config', ...]`.
+      words: Arguments after `vit_jax`, such as `['train', '--config', ...]`.
 
     Raises:
       UserError: if its --workdir is a local folder.
@@ -69,9 +69,9 @@ def submit(words: Sequence[str], stdin: str, hint: str, environ: Mapping[str, st
     """Run a program that submits a job and return what it prints.
 
     Args:
-      words: arguments of the command line.
-      stdin: standard input of the program.
-      hint: what to do without the program.
+      words: Arguments of the command line.
+      stdin: Standard input of the program.
+      hint: What to do without the program.
       environ: Environment variables of the program; by default this process's.
 
     Raises:

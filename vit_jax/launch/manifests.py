@@ -57,9 +57,9 @@ class SkyJob(CloudJob):
     """SkyPilot job.
 
     Attributes:
-      extras: extras of the package that the command needs besides `tpu`.
+      extras: Extras of the package that the command needs besides `tpu`.
       region, zone: Region and zone; any if empty.
-      mounts: buckets, such as `gs://BUCKET`, by their folders on the machines.
+      mounts: Buckets, such as `gs://BUCKET`, by their folders on the machines.
     """
 
     launcher = 'sky'
@@ -134,14 +134,14 @@ class GkeJob(CloudJob):
     """A JobSet.
 
     Attributes:
-      image: image of containers, with the repository and its extras.
+      image: Image of containers, with the repository and its extras.
       slices: Number of slices.
-      topology: chips along each dimension, such as `4x4`; the usual one of the type if empty.
-      flex_start: whether to use flex-start nodes.
-      queue: queue of Kueue; '' for none.
-      namespace: namespace of the cluster; the current one if empty.
+      topology: Chips along each dimension, such as `4x4`; the usual one of the type if empty.
+      flex_start: Whether to use flex-start nodes.
+      queue: Queue of Kueue; '' for none.
+      namespace: Namespace of the cluster; the current one if empty.
       account: Kubernetes service account; the default one if empty.
-      mounts: buckets, such as `gs://BUCKET`, by their folders in the container.
+      mounts: Buckets, such as `gs://BUCKET`, by their folders in the container.
     """
 
     launcher = 'gke'

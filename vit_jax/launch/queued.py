@@ -34,11 +34,11 @@ LONG_SECONDS = 3600  # limit for a call that copies or installs
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """The result of a call.
+    """Result of a call.
 
     Attributes:
-      code: exit code; 255 if a machine could not be reached.
-      out, err: text that it printed.
+      code: Exit code; 255 if a machine could not be reached.
+      out, err: Text that it printed.
     """
 
     code: int
@@ -60,7 +60,7 @@ class Description:
     Attributes:
       state: State of the request; `ABSENT` if there is none.
       label: Label of its job, see `TpuJob.resource`.
-      slices: their number.
+      slices: Their number.
       error: Reason of a failure.
     """
 
@@ -75,11 +75,11 @@ class Resource:
     """One queued resource.
 
     Attributes:
-      name: name of the resource, and of its nodes.
-      zone: where it is.
+      name: Name of the resource, and of its nodes.
+      zone: Where it is.
       tpu: Type of its slices, such as `v5litepod-16`.
-      project: the default one of gcloud if empty.
-      spot: whether it may be preempted, at a lower price.
+      project: The default one of gcloud if empty.
+      spot: Whether it may be preempted, at a lower price.
       flex_start: Duration of a flex-start rental, such as `24h`; '' for other models.
       label: Label of its job.
       options: More options of `create`, such as `network=lab`.
@@ -183,8 +183,8 @@ def call(words: Sequence[str], limit: float = SECONDS) -> Answer:
     """Run a command to its end and return its result; Ctrl-C kills it.
 
     Args:
-      words: arguments of the command line.
-      limit: seconds after which it is killed.
+      words: Arguments of the command line.
+      limit: Seconds after which it is killed.
 
     Raises:
       UserError: if gcloud is not installed.
@@ -232,13 +232,13 @@ class TpuJob(CloudJob):
     """A queued resource and its command.
 
     Attributes:
-      zone: where it is.
-      project: the default one of gcloud if empty.
-      extras: extras of the package that the command needs besides `tpu`.
-      slices: their number.
-      min_slices: the smallest number that the job accepts.
+      zone: Where it is.
+      project: The default one of gcloud if empty.
+      extras: Extras of the package that the command needs besides `tpu`.
+      slices: Their number.
+      min_slices: The smallest number that the job accepts.
       flex_start: Duration of a flex-start rental, such as `24h`; '' for other models.
-      prepare: shell commands that prepare each machine, as mounting a disk.
+      prepare: Shell commands that prepare each machine, as mounting a disk.
       options: More options of the request, such as `network=lab`.
     """
 
@@ -302,7 +302,7 @@ def check(job: TpuJob) -> None:
 
 
 def text(job: TpuJob) -> str:
-    """The commands of a job that is never preempted, one a line or paragraph."""
+    """Return the commands of a job that is never preempted, one a line or paragraph."""
     resource = job.resource()
     lines = [
         resource.create_command(job.slices),

@@ -76,7 +76,7 @@ class Status:
     Attributes:
       state: `NEW`, `RUNNING`, or its exit code.
       log: New text in its log.
-      size: bytes of the whole log.
+      size: Bytes of the whole log.
     """
 
     state: str
@@ -88,10 +88,10 @@ def install(name: str, extras: Sequence[str], database: bool, prepare: str) -> s
     """Return the script that unpacks and installs the code.
 
     Args:
-      name: name of the job.
-      extras: see `cloud_tpu.setup`.
-      database: see there.
-      prepare: the user's own commands, run last.
+      name: Name of the job.
+      extras: See `cloud_tpu.setup`.
+      database: See there.
+      prepare: The user's own commands, run last.
     """
     setup = cloud_tpu.setup(extras, database)
     return _INSTALL.format(name=name, setup=setup, prepare=prepare, marker=READY)
@@ -101,7 +101,7 @@ def start(name: str, words: Sequence[str], environ: Mapping[str, str]) -> str:
     """Return the script that starts a command of vit_jax, after stopping a running one.
 
     Args:
-      name: name of the job.
+      name: Name of the job.
       words: Command, such as `['train', '--config', ...]`.
       environ: Environment variables of the command.
     """

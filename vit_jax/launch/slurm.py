@@ -29,19 +29,19 @@ class SlurmJob:
     """A command to run on a cluster, with its resources.
 
     Attributes:
-      words: the command, such as `['train', '--config', ...]`.
-      name: name of the job.
+      words: The command, such as `['train', '--config', ...]`.
+      name: Name of the job.
       nodes: Number of nodes.
       gpus: GPUs of each node, with one process each; one process a node without any.
-      array: number of jobs with the same command, which share a sweep's trials; 0 for one job.
-      partition: the cluster's default if empty.
-      time: the limit, such as `12:00:00`; the partition's if empty.
-      grace: seconds between the stop signal and the limit.
-      restarts: limit on restarts after failures; those at the time limit do not count.
+      array: Number of jobs with the same command, which share a sweep's trials; 0 for one job.
+      partition: The cluster's default if empty.
+      time: The limit, such as `12:00:00`; the partition's if empty.
+      grace: Seconds between the stop signal and the limit.
+      restarts: Limit on restarts after failures; those at the time limit do not count.
       cpus: CPUs of each process; the cluster's default, mostly one, if 0.
-      memory: memory of each core, such as `4G`; the cluster's default, often 1 GB, if empty.
-      options: more options of sbatch, such as `account=vision`.
-      python: the interpreter.
+      memory: Memory of each core, such as `4G`; the cluster's default, often 1 GB, if empty.
+      options: More options of sbatch, such as `account=vision`.
+      python: The interpreter.
     """
 
     words: Sequence[str]

@@ -27,7 +27,7 @@ LEAVING = ('SUSPENDING', 'DELETING')  # cannot be deleted yet
 
 
 class Lost(UserError):
-    """The job cannot continue, or a resource remains that may cost money."""
+    """Job cannot continue, or a resource remains that may cost money."""
 
     exit_code = EXIT_FAILED
 

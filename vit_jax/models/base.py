@@ -78,17 +78,17 @@ class Model(nn.Module):
     """Defaults of a model, which is called as `model(*inputs, train)` and returns a dict of arrays.
 
     Attributes:
-      head_layers: the layers from the representation on; the last has an output for each class.
-      effects: effect on a trained model of each of the class's own fields that has an entry in
+      head_layers: The layers from the representation on; the last has an output for each class.
+      effects: Effect on a trained model of each of the class's own fields that has an entry in
         none of its bases, see `EFFECTS`.
-      mup_kinds: pairs of a pattern of parameters and a kind of `optim.mup`, where shapes do not
+      mup_kinds: Pairs of a pattern of parameters and a kind of `optim.mup`, where shapes do not
         determine the kind.
-      largest: pairs of a pattern of parameters and their largest value after a training step.
-      first_layer: a pattern of the parameters that see the image, if it is not the first of
+      largest: Pairs of a pattern of parameters and their largest value after a training step.
+      first_layer: A pattern of the parameters that see the image, if it is not the first of
         `layer_order`.
-      image_method: the method that takes images first.
-      translates: whether it maps sequences to sequences, like `EncoderDecoder`.
-      generates_text: whether it generates texts by searches that need the special ids of
+      image_method: The method that takes images first.
+      translates: Whether it maps sequences to sequences, like `EncoderDecoder`.
+      generates_text: Whether it generates texts by searches that need the special ids of
         `vit_jax vocab`.
     """
 
@@ -130,7 +130,7 @@ class Model(nn.Module):
 
     @property
     def end_of_text(self) -> int | None:
-        """The id that texts have to end with; None if they need none."""
+        """Id that texts have to end with; None if they need none."""
         return None
 
     @property
@@ -142,8 +142,8 @@ class Model(nn.Module):
         """Collect the attention of every layer.
 
         Args:
-          intermediates: collection that a call with `mutable=['intermediates']` returns.
-          inputs: inputs of this call.
+          intermediates: Collection that a call with `mutable=['intermediates']` returns.
+          inputs: Inputs of this call.
         """
         del intermediates, inputs
         return []
@@ -161,11 +161,11 @@ class Model(nn.Module):
 
         Args:
           variables: {'params': ...} and other collections, as for `apply`.
-          inputs: inputs of the model.
-          layers: numbers as in transformers' `hidden_states`: 0 is the embedding, 1 the output of
+          inputs: Inputs of the model.
+          layers: Numbers as in transformers' `hidden_states`: 0 is the embedding, 1 the output of
             the first block, -1 of the last. timm's `forward_intermediates` counts blocks from 0. By
             default all.
-          normalized: whether the tokens go through the model's final norm, if it has one.
+          normalized: Whether the tokens go through the model's final norm, if it has one.
 
         Returns:
           The outputs, and a state for each layer.
@@ -191,8 +191,8 @@ class Model(nn.Module):
         """Collect the states of all layers; none by default.
 
         Args:
-          collection: arrays that `keep_hidden_states` kept in a call.
-          inputs: inputs of this call.
+          collection: Arrays that `keep_hidden_states` kept in a call.
+          inputs: Inputs of this call.
         """
         del collection, inputs
         return []
@@ -219,10 +219,10 @@ class Model(nn.Module):
         """Resize the parameters for images of another size.
 
         Args:
-          params: parameters of the model; some may be absent.
-          old_size: size of the images that they were made for; None if unknown.
-          new_size: size of the new images.
-          method: interpolation of grids of positions, see `ops.resize.grid`.
+          params: Parameters of the model; some may be absent.
+          old_size: Size of the images that they were made for; None if unknown.
+          new_size: Size of the new images.
+          method: Interpolation of grids of positions, see `ops.resize.grid`.
         """
         del old_size, new_size, method
         return params, []
@@ -315,9 +315,9 @@ class EncoderDecoder(Model):
         """Score every next token, given the true ones before it.
 
         Args:
-          source: source tokens, with eos at the end, then padding.
-          target_in: bos and the target without its last token.
-          train: whether dropout acts.
+          source: Source tokens, with eos at the end, then padding.
+          target_in: Bos and the target without its last token.
+          train: Whether dropout acts.
 
         Returns:
           logits: [B T V] in float32.
@@ -333,10 +333,10 @@ def bind_norm(
     """Make a function of tokens [B N D] of a trained norm.
 
     Args:
-      name: key of NORMS.
-      norm_eps: value added to the variance.
-      dtype: computation dtype.
-      params: parameters of the norm; None without a norm.
+      name: Key of NORMS.
+      norm_eps: Value added to the variance.
+      dtype: Computation dtype.
+      params: Parameters of the norm; None without a norm.
 
     Returns:
       The function; None without parameters.
@@ -369,8 +369,8 @@ def check_fields(model: Any, *names: str) -> None:
     """Check fields that mean the same in several models.
 
     Args:
-      model: model with the fields.
-      names: keys of CHOICES, `remat`, or rates.
+      model: Model with the fields.
+      names: Keys of CHOICES, `remat`, or rates.
 
     Raises:
       UserError: for a value that a field cannot have.
@@ -402,11 +402,11 @@ def resize_positions(
     """Resize `pos_embed` to another grid of patches, including one with as many patches.
 
     Args:
-      params: tree with `pos_embed` [1 N D].
-      old_grid: grid of `pos_embed`; None for a square.
-      new_grid: grid to resize it to.
-      prefix: number of rows of `pos_embed` before the patches.
-      method: see `ops.resize.grid`.
+      params: Tree with `pos_embed` [1 N D].
+      old_grid: Grid of `pos_embed`; None for a square.
+      new_grid: Grid to resize it to.
+      prefix: Number of rows of `pos_embed` before the patches.
+      method: See `ops.resize.grid`.
 
     Returns:
       The parameters. A `pos_embed` of another model, whose rows are not the old grid, is left
@@ -435,9 +435,9 @@ def resize_relative(params: Params, new_grid: Grid, method: str) -> Resized:
     """Resize the tables of `nn.positions.RelativeBias` to another grid of patches, like pictures.
 
     Args:
-      params: a tree whose layers `position_bias` have tables [2h-1 2w-1 H], or [L 2h-1 2w-1 H].
-      new_grid: rows and columns of the new grid.
-      method: method for position embeddings, see `ops.resize.grid`. 'bicubic' resizes biases by
+      params: A tree whose layers `position_bias` have tables [2h-1 2w-1 H], or [L 2h-1 2w-1 H].
+      new_grid: Rows and columns of the new grid.
+      method: Method for position embeddings, see `ops.resize.grid`. 'bicubic' resizes biases by
         'linear', 'antialiased' by 'geometric'.
     """
     method = _BIAS_METHODS.get(method, method)
@@ -463,9 +463,9 @@ def resize_axial(params: Params, new_grid: Grid, method: str) -> Resized:
     stretched with the image, so that the bias of distance 0 stays.
 
     Args:
-      params: a tree with layers `rows_i` and `columns_i`.
-      new_grid: rows and columns of the new grid.
-      method: see `ops.resize.grid`.
+      params: A tree with layers `rows_i` and `columns_i`.
+      new_grid: Rows and columns of the new grid.
+      method: See `ops.resize.grid`.
     """
     changed = set()
 

@@ -50,13 +50,13 @@ class Model(base.Model):
     """BiT-ResNet. Images of any size, square or not.
 
     Attributes:
-      num_classes: outputs of the head; None or 0 leaves the head out.
-      layers: blocks of each stage.
-      head_bias: initial value of the head's biases.
-      width_factor: times 64 channels in the root, 256, 512, ... after the stages.
-      dtype: computation dtype. Parameters, their standardization and the statistics of group norm
+      num_classes: Outputs of the head; None or 0 leaves the head out.
+      layers: Blocks of each stage.
+      head_bias: Initial value of the head's biases.
+      width_factor: Times 64 channels in the root, 256, 512, ... after the stages.
+      dtype: Computation dtype. Parameters, their standardization and the statistics of group norm
         stay float32.
-      pool_padding: padding of the first pooling: 'zeros', as in the authors' code, or 'nothing',
+      pool_padding: Padding of the first pooling: 'zeros', as in the authors' code, or 'nothing',
         which is -inf, as in big_vision.
 
     Raises:
@@ -105,18 +105,18 @@ class Model(base.Model):
         return outputs
 
     def _embed(self, images: Array, dtype: Any) -> Array:
-        """The map of the root, [B h w D]."""
+        """Return the map of the root, [B h w D]."""
         return Root(64 * self.width_factor, dtype, self.pool_padding, name='root')(images)
 
     def collect_hidden_states(
         self, collection: Mapping[str, Any], images: Float[Array, 'B H W C'], *others: Any
     ) -> list[HiddenState]:
-        """The maps of the root and of each stage, as in transformers."""
+        """Return the maps of the root and of each stage, as in transformers."""
         del images, others
         return collect_stages(collection, self.layers)
 
     def final_norm_of(self, params: Mapping[str, Any]) -> Callable[[Array], Array] | None:
-        """The norm after the last stage, and its ReLU."""
+        """Return the norm after the last stage, and its ReLU."""
         norm = bind(Norm(dtype=jnp.dtype(self.dtype), parent=None), params['norm'])
         return lambda tokens: nn.relu(norm(tokens))
 
@@ -126,7 +126,7 @@ class Model(base.Model):
 
 
 class Root(nn.Module):
-    """The first convolution and max pooling, both with stride 2; the norm is the first block's.
+    """First convolution and max pooling, both with stride 2; the norm is the first block's.
 
     Padding with zeros matters here, since values may be negative before the pooling.
     """

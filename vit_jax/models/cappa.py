@@ -50,19 +50,19 @@ class Model(base.Model):
     Attributes:
       vocab_size: V, ids of captions are in 0..V-1.
       length: T, number of ids of a caption, including padding.
-      patch_size, width, depth, mlp_dim, num_heads: sizes of the ViT, see the model `vit`. Its
+      patch_size, width, depth, mlp_dim, num_heads: Sizes of the ViT, see the model `vit`. Its
         representation is the mean of its tokens.
-      decoder_depth: blocks of the decoder, which has the ViT's width, heads and MLPs.
-      decoder_bias: whether norms and MLPs of the decoder's blocks have biases. Its attention never
+      decoder_depth: Blocks of the decoder, which has the ViT's width, heads and MLPs.
+      decoder_bias: Whether norms and MLPs of the decoder's blocks have biases. Its attention never
         has biases.
-      mask_token: whether there is a token for parallel prediction, which replaces all tokens of a
+      mask_token: Whether there is a token for parallel prediction, which replaces all tokens of a
         caption; Cap does not need it.
-      dropout: dropout rate of both parts.
-      norm_eps: value added to the variance in layer norms.
-      scan: one scanned block instead of unrolled ones in the ViT; see the model `vit`.
-      remat: recomputation in the backward pass of the ViT; see the model `vit`.
-      attention: implementation: 'xla', 'pallas', 'cudnn' or 'auto'; see the model `vit`.
-      dtype: computation dtype. Parameters, layer norm statistics, softmax and logits stay float32.
+      dropout: Dropout rate of both parts.
+      norm_eps: Value added to the variance in layer norms.
+      scan: One scanned block instead of unrolled ones in the ViT; see the model `vit`.
+      remat: Recomputation in the backward pass of the ViT; see the model `vit`.
+      attention: Implementation: 'xla', 'pallas', 'cudnn' or 'auto'; see the model `vit`.
+      dtype: Computation dtype. Parameters, layer norm statistics, softmax and logits stay float32.
 
     Raises:
       UserError: for an invalid field, images that do not fit the patches or the positions, or a
@@ -130,10 +130,10 @@ class Model(base.Model):
         """Predict the captions of images, or only encode images.
 
         Args:
-          images: normalized images.
-          target_in: bos and the caption without its last token; None for no caption.
-          parallel: true for captions to predict in parallel from only the image; by default none.
-          train: whether dropout acts.
+          images: Normalized images.
+          target_in: Bos and the caption without its last token; None for no caption.
+          parallel: True for captions to predict in parallel from only the image; by default none.
+          train: Whether dropout acts.
 
         Returns:
           logits: [B T V] in float32, of the captions' tokens; absent without captions.

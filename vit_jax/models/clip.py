@@ -29,16 +29,16 @@ def variant(name: str) -> dict[str, int]:
 
 
 class Model(siglip.Model):
-    """The model `siglip` with a class token, norms before the first block and after the last, and
+    """Model `siglip` with a class token, norms before the first block and after the last, and
     projections without biases to the embeddings. Logits have no bias either.
 
     Attributes:
-      no_bias: layers of the image tower without biases, see the model `vit`; 'patch_embed' in the
+      no_bias: Layers of the image tower without biases, see the model `vit`; 'patch_embed' in the
         authors' files.
-      eos: id of the end of a text, whose token becomes the embedding, or 'largest': see the model
+      eos: Id of the end of a text, whose token becomes the embedding, or 'largest': see the model
         `text_encoder`. Texts are causal, so that what follows the end has no effect.
       init_scale: 1 / 0.07 at the start; training keeps it at most at 100, section 2.5.
-      init_bias: without effect.
+      init_bias: Without effect.
 
     Raises:
       UserError: as `siglip`, or if the end is not an id of the vocabulary.

@@ -44,17 +44,17 @@ class Model(base.Model):
     are the only path from the image.
 
     Attributes:
-      patch_size: side of a patch in pixels.
-      patch_out: side of the square of colors that each query predicts for its patch.
-      width, depth, mlp_dim, num_heads: sizes of the encoder, see `vit.Model`.
-      decoder_depth: number of blocks of the queries.
+      patch_size: Side of a patch in pixels.
+      patch_out: Side of the square of colors that each query predicts for its patch.
+      width, depth, mlp_dim, num_heads: Sizes of the encoder, see `vit.Model`.
+      decoder_depth: Number of blocks of the queries.
       posemb: 'sincos1d', the table of Vaswani et al. over the patches row by row; 'sincos2d'; or
         'learn', one table for the patches and one for the queries.
-      dropout: dropout rate after the position embedding and each dense layer of a block.
+      dropout: Dropout rate after the position embedding and each dense layer of a block.
       gelu: 'tanh' (approximate) or 'erf' (exact).
-      norm_eps: value added to the variance in layer norms.
-      dtype: computation dtype. Parameters, softmax and logits stay float32.
-      attention: implementation: 'xla', 'pallas', 'cudnn' or 'auto'; see the model `vit`.
+      norm_eps: Value added to the variance in layer norms.
+      dtype: Computation dtype. Parameters, softmax and logits stay float32.
+      attention: Implementation: 'xla', 'pallas', 'cudnn' or 'auto'; see the model `vit`.
 
     Raises:
       UserError: for an invalid field, or images that do not fit the patches or the positions.

@@ -34,11 +34,11 @@ class Cache(NamedTuple):
     """State between pixels. Axis 0 of every array is the image.
 
     Attributes:
-      gray: encoded gray image.
-      row: colors of the current row.
-      above: outer decoder's encoding of all rows above the current one.
-      outer, inner: keys and values of the causal layers, along columns and along the row.
-      outer_summaries, inner_summaries: summaries of the gray image for the layers' norms.
+      gray: Encoded gray image.
+      row: Colors of the current row.
+      above: Outer decoder's encoding of all rows above the current one.
+      outer, inner: Keys and values of the causal layers, along columns and along the row.
+      outer_summaries, inner_summaries: Summaries of the gray image for the layers' norms.
     """
 
     gray: Float[Array, 'B H W D']
@@ -55,14 +55,14 @@ class Model(base.Model):
 
     Attributes:
       width: D, width of a position.
-      num_heads: attention heads; divides width.
-      mlp_dim: hidden width of the feed-forward layers.
-      encoder_depth: pairs of row and column attention over the gray image.
-      outer_depth: pairs of row attention and causal column attention over the rows above.
-      inner_depth: layers of causal row attention over the pixels to the left.
-      norm_eps: value added to the variance in layer norms.
-      dtype: computation dtype. Parameters, layer norm statistics, softmax and logits stay float32.
-      attention: implementation: 'xla', 'pallas' or 'auto'; see the model `swin`.
+      num_heads: Attention heads; divides width.
+      mlp_dim: Hidden width of the feed-forward layers.
+      encoder_depth: Pairs of row and column attention over the gray image.
+      outer_depth: Pairs of row attention and causal column attention over the rows above.
+      inner_depth: Layers of causal row attention over the pixels to the left.
+      norm_eps: Value added to the variance in layer norms.
+      dtype: Computation dtype. Parameters, layer norm statistics, softmax and logits stay float32.
+      attention: Implementation: 'xla', 'pallas' or 'auto'; see the model `swin`.
 
     Raises:
       UserError: for an invalid field.
@@ -111,9 +111,9 @@ class Model(base.Model):
         """Score every pixel's color, given the true colors of earlier pixels.
 
         Args:
-          gray: image to be colored.
-          bins: its coarse colors, see `ops.colors`.
-          train: has no effect without dropout.
+          gray: Image to be colored.
+          bins: Its coarse colors, see `ops.colors`.
+          train: Has no effect without dropout.
 
         Returns:
           logits: [B H W 512], for a pixel given the gray image, the rows above it and the pixels to
@@ -197,8 +197,8 @@ class OuterDecoder(nn.Module):
     """Encoder of all rows above each row: causal over rows, shifted down by one (section 3.2).
 
     Attributes:
-      depth: pairs of row attention and causal column attention.
-      layer: factory of layers, called with `axis` and `causal`.
+      depth: Pairs of row attention and causal column attention.
+      layer: Factory of layers, called with `axis` and `causal`.
     """
 
     depth: int
@@ -246,8 +246,8 @@ class InnerDecoder(nn.Module):
     only the gray image: a summary of the rows above would leak later rows.
 
     Attributes:
-      depth: layers of causal row attention.
-      layer: factory of layers, called with `axis` and `causal`.
+      depth: Layers of causal row attention.
+      layer: Factory of layers, called with `axis` and `causal`.
     """
 
     depth: int

@@ -27,15 +27,15 @@ class Model(base.Model):
     """Axial attention over one channel of the coarse image and the gray image.
 
     Attributes:
-      levels: number of levels of a channel of the coarse image, a divisor of 256: 8 for the color
+      levels: Number of levels of a channel of the coarse image, a divisor of 256: 8 for the color
         upsampler, 256 for the spatial one.
       width: D, width of a position.
-      num_heads: attention heads; divides width.
-      mlp_dim: hidden width of the feed-forward layers.
-      depth: pairs of row and column attention.
-      norm_eps: value added to the variance in layer norms.
-      dtype: computation dtype. Parameters, layer norm statistics, softmax and logits stay float32.
-      attention: implementation: 'xla', 'pallas' or 'auto'; see the model `swin`.
+      num_heads: Attention heads; divides width.
+      mlp_dim: Hidden width of the feed-forward layers.
+      depth: Pairs of row and column attention.
+      norm_eps: Value added to the variance in layer norms.
+      dtype: Computation dtype. Parameters, layer norm statistics, softmax and logits stay float32.
+      attention: Implementation: 'xla', 'pallas' or 'auto'; see the model `swin`.
 
     Raises:
       UserError: for an invalid field.
@@ -68,10 +68,10 @@ class Model(base.Model):
         """Score every byte of some channels, each predicted independently.
 
         Args:
-          gray: gray image.
-          coarse: channels of the coarse image, in bytes, which are quantized to `levels`.
-          channels: indices of the channels, 0 for red, 1 for green and 2 for blue.
-          train: has no effect without dropout.
+          gray: Gray image.
+          coarse: Channels of the coarse image, in bytes, which are quantized to `levels`.
+          channels: Indices of the channels, 0 for red, 1 for green and 2 for blue.
+          train: Has no effect without dropout.
 
         Returns:
           logits: [B H W C 256].

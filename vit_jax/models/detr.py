@@ -53,10 +53,10 @@ class DetectorFeatures(NamedTuple):
     """Intermediate results of a detector that its heads read.
 
     Attributes:
-      maps: feature maps of the ResNet; its root's, of stride 2, comes first.
-      features: last map, projected to the width of a token.
-      memory: output of the encoder.
-      hidden: queries after each block of the decoder, normalized, in float32.
+      maps: Feature maps of the ResNet; its root's, of stride 2, comes first.
+      features: Last map, projected to the width of a token.
+      memory: Output of the encoder.
+      hidden: Queries after each block of the decoder, normalized, in float32.
     """
 
     maps: list[Float[Array, 'B _ _ _']]
@@ -69,26 +69,26 @@ class Model(base.Model):
     """DETR for images of any size, padded at the right and below.
 
     Attributes:
-      num_classes: number of classes of objects; one more output means no object.
-      layers: blocks of each stage of the ResNet.
-      backbone_width: channels of its root, 64 in the paper.
+      num_classes: Number of classes of objects; one more output means no object.
+      layers: Blocks of each stage of the ResNet.
+      backbone_width: Channels of its root, 64 in the paper.
       backbone_norm: 'frozen' batch norm, which is not trained, for a ResNet from a checkpoint;
         'group' norm for one trained from scratch.
-      dilate: whether the last stage keeps its resolution: DC5.
-      frozen_stages: number of parts of the ResNet, from the root on, that get no gradient. Add
+      dilate: Whether the last stage keeps its resolution: DC5.
+      frozen_stages: Number of parts of the ResNet, from the root on, that get no gradient. Add
         their kernels to `config.optim.freeze` too, or weight decay will shrink them.
-      num_queries: objects that an image can have.
-      width: token width.
-      depth, decoder_depth: blocks of the encoder and of the decoder.
-      num_heads: heads of every attention; divides `width`.
-      mlp_dim: hidden width of the blocks.
-      decoder_heads, decoder_mlp_dim: values for the decoder; None for the encoder's.
-      activation: activation of the blocks' MLPs: 'relu' as in the paper, 'gelu' (exact) or 'swish'.
-      dropout: dropout rate of attention weights, activations and residual branches.
+      num_queries: Objects that an image can have.
+      width: Token width.
+      depth, decoder_depth: Blocks of the encoder and of the decoder.
+      num_heads: Heads of every attention; divides `width`.
+      mlp_dim: Hidden width of the blocks.
+      decoder_heads, decoder_mlp_dim: Values for the decoder; None for the encoder's.
+      activation: Activation of the blocks' MLPs: 'relu' as in the paper, 'gelu' (exact) or 'swish'.
+      dropout: Dropout rate of attention weights, activations and residual branches.
       norm: 'post' as in the paper, or 'pre'.
-      norm_eps: value added to the variance in layer norms.
-      dtype: computation dtype. Parameters, softmax and outputs stay float32.
-      attention: implementation: 'xla', 'pallas', 'cudnn' or 'auto'; see the model `vit`.
+      norm_eps: Value added to the variance in layer norms.
+      dtype: Computation dtype. Parameters, softmax and outputs stay float32.
+      attention: Implementation: 'xla', 'pallas', 'cudnn' or 'auto'; see the model `vit`.
 
     Raises:
       UserError: for an invalid field.
@@ -173,9 +173,9 @@ class Model(base.Model):
         """Detect the objects of normalized images, whose padding is zero.
 
         Args:
-          images: normalized images.
-          pixel_mask: true for real pixels, false for padding; by default all are real.
-          train: whether dropout acts.
+          images: Normalized images.
+          pixel_mask: True for real pixels, false for padding; by default all are real.
+          train: Whether dropout acts.
 
         Returns:
           logits: [B Q num_classes + 1] in float32; the last class is "no object".
@@ -239,9 +239,9 @@ class Model(base.Model):
         """Collect attention among cells, among queries, and of queries to cells.
 
         Args:
-          intermediates: collection `intermediates` that the model returns.
-          images: input of the model.
-          pixel_mask: input of the model; padding gets no attention.
+          intermediates: Collection `intermediates` that the model returns.
+          images: Input of the model.
+          pixel_mask: Input of the model; padding gets no attention.
         """
         del pixel_mask
         grid = tuple(-(-side // self.stride) for side in images.shape[1:3])
@@ -352,8 +352,8 @@ class MaskHead(nn.Module):
     computed once.
 
     Attributes:
-      width: channels of the features, which fall to a sixteenth of it.
-      dtype: computation dtype; the masks are float32.
+      width: Channels of the features, which fall to a sixteenth of it.
+      dtype: Computation dtype; the masks are float32.
     """
 
     width: int
@@ -369,9 +369,9 @@ class MaskHead(nn.Module):
         """Compute logits of each object's pixels.
 
         Args:
-          features: features of the image, in the grid of the maps.
+          features: Features of the image, in the grid of the maps.
           maps: N maps of each object.
-          stages: feature maps of the image from coarse to fine; the last has the size of the masks.
+          stages: Feature maps of the image from coarse to fine; the last has the size of the masks.
         """
         queries = maps.shape[1]
         make = functools.partial(nn.Conv, dtype=self.dtype, kernel_init=KERNEL)

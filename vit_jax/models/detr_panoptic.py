@@ -26,16 +26,16 @@ class Model(detr.Model):
     """A detector with a mask head.
 
     Attributes:
-      frozen_detector: whether only the mask head gets a gradient, which saves the backward pass of
+      frozen_detector: Whether only the mask head gets a gradient, which saves the backward pass of
         the detector. Add its parameters to `config.optim.freeze` too, or weight decay will shrink
         them.
-      mask_stride: side in pixels of the square of one mask logit: 4 as in the paper, or 2 for
+      mask_stride: Side in pixels of the square of one mask logit: 4 as in the paper, or 2 for
         objects a few pixels wide, in which case the mask head also uses the map of the ResNet's
         root.
-      box_maps: whether the mask head gets each query's box too, as the share of each cell that the
+      box_maps: Whether the mask head gets each query's box too, as the share of each cell that the
         box covers, added to its attention. Without it, attention, which sums to 1 over all cells,
         is a weak signal in a short training, and less local the fewer blocks the encoder has.
-      num_masks: number of queries of an image with a mask, which have the lowest probability of "no
+      num_masks: Number of queries of an image with a mask, which have the lowest probability of "no
         object"; 0 for all. The others have the logit `NO_MASK` everywhere.
 
     For other attributes and errors see `detr.Model`.
@@ -112,9 +112,9 @@ def covered(
     """Compute the share, 0 to 1, of each cell of a grid over padded images that a box covers.
 
     Args:
-      boxes: centered (x, y, w, h), shares of the sides of the real image.
-      grid: rows h and columns w.
-      pixel_mask: true for real pixels, false for padding; by default all are real.
+      boxes: Centered (x, y, w, h), shares of the sides of the real image.
+      grid: Rows h and columns w.
+      pixel_mask: True for real pixels, false for padding; by default all are real.
     """
     sides = jnp.ones((len(boxes), 2))
     if pixel_mask is not None:

@@ -46,20 +46,20 @@ class Model(base.Model):
 
     Attributes:
       prototypes: K, outputs of the head of the class token.
-      patch_prototypes: outputs of a separate head for patches; None to share the class token's.
-      hidden: width of the heads' two hidden layers.
-      bottleneck: width of the heads' last layer, in which prototypes are unit vectors.
-      patch_bottleneck: bottleneck of a separate head for patches.
-      patch_size, width, depth, mlp_dim, num_heads: sizes of the encoder, see `vit.Model`.
-      drop_path: stochastic depth of the student's last block, rising linearly from 0 at the first.
-      registers: tokens between the class token and the patches (arXiv:2309.16588).
-      block: options of the blocks and their norms, see `BlockFields`; the heads have its `gelu`.
-      scan: one scanned block instead of unrolled ones; see `Encoder`.
-      remat: recomputation in the backward pass; see the model `vit`.
-      attention: implementation: 'xla', 'pallas', 'cudnn' or 'auto'; see the model `vit`.
-      dtype: computation dtype. Parameters, layer norm statistics, softmax and the lengths of
+      patch_prototypes: Outputs of a separate head for patches; None to share the class token's.
+      hidden: Width of the heads' two hidden layers.
+      bottleneck: Width of the heads' last layer, in which prototypes are unit vectors.
+      patch_bottleneck: Bottleneck of a separate head for patches.
+      patch_size, width, depth, mlp_dim, num_heads: Sizes of the encoder, see `vit.Model`.
+      drop_path: Stochastic depth of the student's last block, rising linearly from 0 at the first.
+      registers: Tokens between the class token and the patches (arXiv:2309.16588).
+      block: Options of the blocks and their norms, see `BlockFields`; the heads have its `gelu`.
+      scan: One scanned block instead of unrolled ones; see `Encoder`.
+      remat: Recomputation in the backward pass; see the model `vit`.
+      attention: Implementation: 'xla', 'pallas', 'cudnn' or 'auto'; see the model `vit`.
+      dtype: Computation dtype. Parameters, layer norm statistics, softmax and the lengths of
         vectors in the heads stay float32.
-      residual_dtype: dtype of the residual stream; None for the computation dtype.
+      residual_dtype: Dtype of the residual stream; None for the computation dtype.
 
     Raises:
       UserError: for an invalid field, images that do not fit the patches, or a new image size for
@@ -109,10 +109,10 @@ class Model(base.Model):
         """Compare images with prototypes.
 
         Args:
-          images: normalized images.
-          train: whether to drop paths.
-          hidden: true for patches whose embedding is replaced by the mask token.
-          places: indices of patches to compare, counted through the R / B images of a row.
+          images: Normalized images.
+          train: Whether to drop paths.
+          hidden: True for patches whose embedding is replaced by the mask token.
+          places: Indices of patches to compare, counted through the R / B images of a row.
 
         Returns:
           tokens: [R _ D] after the final norm: the class token, registers, and patches.

@@ -48,11 +48,11 @@ class Model(vit.Model):
     Images of any size that whole patches tile, square or not.
 
     Attributes:
-      num_classes: number of classes of segments; one more output means no segment.
+      num_classes: Number of classes of segments; one more output means no segment.
       num_queries: Q, largest number of segments of an image.
       query_blocks: L_2, number of last blocks with queries: 3 for ViT-S and B, 4 for L, 5 for g in
         the paper.
-      upscale: number of times the grid of patches is doubled for masks; with 2 and patches of 16
+      upscale: Number of times the grid of patches is doubled for masks; with 2 and patches of 16
         pixels a mask logit covers 4 x 4 pixels.
 
     Other attributes and errors: see `vit.Model`. Pooling only decides whether there is a class
@@ -90,9 +90,9 @@ class Model(vit.Model):
         """Segment normalized images.
 
         Args:
-          images: normalized images.
-          train: whether dropout acts.
-          mask_probs: probability, for each of the last blocks or for all of them, that a query of
+          images: Normalized images.
+          train: Whether dropout acts.
+          mask_probs: Probability, for each of the last blocks or for all of them, that a query of
             an image attends only to patches within its current mask (section 3.3). It may always
             attend to queries and to tokens that are not patches. None for no masks and no
             intermediate predictions, as in inference.
@@ -405,8 +405,8 @@ def query_mask(inside: Bool[Array, 'B Q N'], prefix: int) -> Bool[Array, 'B 1 M 
     """Make a mask that limits queries to patches in `inside`; all else may attend to all.
 
     Args:
-      inside: true for patches that a query may attend to.
-      prefix: number of tokens before the queries.
+      inside: True for patches that a query may attend to.
+      prefix: Number of tokens before the queries.
     """
     batch, queries, patches = inside.shape
     tokens = prefix + queries + patches

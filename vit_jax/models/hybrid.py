@@ -58,9 +58,9 @@ class Model(vit.Model):
     """A ResNet without its head, whose feature map is cut into the patches of a ViT.
 
     Attributes:
-      layers: blocks of each ResNet stage; () for only the root.
-      epsilons: source of the ResNet's epsilons: 'authors' or 'timm'.
-      patch_size: side of a patch on the feature map, which is 4, 8, 16 or 32 times smaller than
+      layers: Blocks of each ResNet stage; () for only the root.
+      epsilons: Source of the ResNet's epsilons: 'authors' or 'timm'.
+      patch_size: Side of a patch on the feature map, which is 4, 8, 16 or 32 times smaller than
         the image after 0 or 1, 2, 3 or 4 stages.
     For the others see `vit.Model`.
 

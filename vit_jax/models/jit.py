@@ -63,23 +63,23 @@ class Model(base.Model):
     """A ViT whose blocks are modulated by time and class. Images that whole patches tile.
 
     Attributes:
-      num_classes: classes to choose from; None or 0 for generation without classes.
-      patch_size: side of a patch in pixels.
+      num_classes: Classes to choose from; None or 0 for generation without classes.
+      patch_size: Side of a patch in pixels.
       width: D, token width.
-      depth: number of blocks.
-      mlp_dim: hidden width of the blocks' SwiGLU; two thirds of 4 D in the paper.
-      num_heads: attention heads; divides width.
-      bottleneck: width between the two linear layers that embed a patch.
-      context_tokens: number of tokens of the class before the patches.
-      context_start: number of blocks before the first with these tokens.
-      dropout: dropout rate after attention and inside of the SwiGLU, in the middle half of blocks.
-      attention_dropout: dropout rate of the attention weights of the same blocks.
-      norm_eps: value added to the mean square in RMS norms.
-      remat: recomputation in the backward pass; see the model `vit`.
-      attention: implementation: 'xla', 'pallas', 'cudnn' or 'auto'; see the model `vit`.
-      dtype: computation dtype. Parameters, the embedding of time, norms' statistics, softmax and
+      depth: Number of blocks.
+      mlp_dim: Hidden width of the blocks' SwiGLU; two thirds of 4 D in the paper.
+      num_heads: Attention heads; divides width.
+      bottleneck: Width between the two linear layers that embed a patch.
+      context_tokens: Number of tokens of the class before the patches.
+      context_start: Number of blocks before the first with these tokens.
+      dropout: Dropout rate after attention and inside of the SwiGLU, in the middle half of blocks.
+      attention_dropout: Dropout rate of the attention weights of the same blocks.
+      norm_eps: Value added to the mean square in RMS norms.
+      remat: Recomputation in the backward pass; see the model `vit`.
+      attention: Implementation: 'xla', 'pallas', 'cudnn' or 'auto'; see the model `vit`.
+      dtype: Computation dtype. Parameters, the embedding of time, norms' statistics, softmax and
         the last layer stay float32.
-      residual_dtype: dtype of the residual stream; None for the computation dtype.
+      residual_dtype: Dtype of the residual stream; None for the computation dtype.
 
     Raises:
       UserError: for an invalid field, or images that do not fit the patches.
@@ -130,13 +130,13 @@ class Model(base.Model):
         """Predict the image, the noise or the velocity, whichever is trained, from noisy images.
 
         Args:
-          images: noisy images z = t x + (1 - t) e.
-          time: t, from 0 for noise to 1 for images.
-          labels: classes; -1 for no class, as for guidance (arXiv:2207.12598).
-          given: further channels of the input, which are not predicted, such as gray images to
+          images: Noisy images z = t x + (1 - t) e.
+          time: T, from 0 for noise to 1 for images.
+          labels: Classes; -1 for no class, as for guidance (arXiv:2207.12598).
+          given: Further channels of the input, which are not predicted, such as gray images to
             colorize (arXiv:2111.05826).
           conditions: K further numbers from 0 to 1, each embedded like the time.
-          train: whether dropout acts.
+          train: Whether dropout acts.
 
         Returns:
           image: prediction in float32.
@@ -238,7 +238,7 @@ class Model(base.Model):
 
 
 def in_the_middle(number: int, depth: int) -> bool:
-    """Whether a block is in the second or third quarter of all, each rounded down."""
+    """Return whether a block is in the second or third quarter of all, each rounded down."""
     return depth // 4 <= number < 3 * (depth // 4)
 
 

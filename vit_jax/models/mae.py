@@ -34,18 +34,18 @@ class Model(base.Model):
     """An asymmetric encoder and decoder (section 3). Images of any size that whole patches tile.
 
     Attributes:
-      patch_size: side of a patch in pixels.
-      width, depth, mlp_dim, num_heads: sizes of the encoder, see `vit.Model`.
-      decoder_width, decoder_depth, decoder_mlp_dim, decoder_heads: sizes of the decoder.
-      mask_ratio: share of the patches hidden from the encoder.
+      patch_size: Side of a patch in pixels.
+      width, depth, mlp_dim, num_heads: Sizes of the encoder, see `vit.Model`.
+      decoder_width, decoder_depth, decoder_mlp_dim, decoder_heads: Sizes of the decoder.
+      mask_ratio: Share of the patches hidden from the encoder.
       gelu: 'tanh' (approximate) or 'erf' (exact).
-      norm_eps: value added to the variance in layer norms.
-      qkv_bias: whether queries, keys and values have biases.
-      scan: one scanned block instead of unrolled ones; see `Encoder`.
-      remat: recomputation in the backward pass; see the model `vit`.
-      attention: implementation: 'xla', 'pallas', 'cudnn' or 'auto'; see the model `vit`.
-      dtype: computation dtype. Parameters, layer norm statistics and softmax stay float32.
-      residual_dtype: dtype of the residual streams; None for the computation dtype. The authors use
+      norm_eps: Value added to the variance in layer norms.
+      qkv_bias: Whether queries, keys and values have biases.
+      scan: One scanned block instead of unrolled ones; see `Encoder`.
+      remat: Recomputation in the backward pass; see the model `vit`.
+      attention: Implementation: 'xla', 'pallas', 'cudnn' or 'auto'; see the model `vit`.
+      dtype: Computation dtype. Parameters, layer norm statistics and softmax stay float32.
+      residual_dtype: Dtype of the residual streams; None for the computation dtype. The authors use
         'float32', with matmuls in half precision.
 
     Raises:
@@ -97,10 +97,10 @@ class Model(base.Model):
         """Reconstruct all patches from the visible ones.
 
         Args:
-          images: normalized images.
-          noise: numbers of which the lowest select the visible patches; by default drawn from the
+          images: Normalized images.
+          noise: Numbers of which the lowest select the visible patches; by default drawn from the
             random stream 'mask'.
-          train: has no effect: MAE has no dropout, and draws its masks in evaluation too.
+          train: Has no effect: MAE has no dropout, and draws its masks in evaluation too.
 
         Returns:
           patches: [B N P] in float32, in the order of `nn.patches.patchify`.
@@ -198,11 +198,11 @@ class VisibleEncoder(nn.Module):
     """A ViT without pooling on some of the patches; its parameters have the names of a ViT's.
 
     Attributes:
-      transformer: factory of the blocks and the final norm, called with `name`.
-      patch_size: side of a patch in pixels.
-      width: token width.
-      dtype: computation dtype.
-      residual: dtype of the residual stream.
+      transformer: Factory of the blocks and the final norm, called with `name`.
+      patch_size: Side of a patch in pixels.
+      width: Token width.
+      dtype: Computation dtype.
+      residual: Dtype of the residual stream.
     """
 
     transformer: Callable[..., nn.Module]
@@ -252,11 +252,11 @@ class Decoder(nn.Module):
         """Predict the values of every patch.
 
         Args:
-          tokens: encoded class token and visible patches.
-          places: index of every patch among the visible ones, K or more if it is hidden.
-          grid: rows and columns of patches.
-          channels: number of channels of the images.
-          train: whether dropout acts.
+          tokens: Encoded class token and visible patches.
+          places: Index of every patch among the visible ones, K or more if it is hidden.
+          grid: Rows and columns of patches.
+          channels: Number of channels of the images.
+          train: Whether dropout acts.
         """
         x = Dense(self.width, dtype=self.dtype, name='embed')(tokens).astype(self.residual)
         token = self.param('mask_token', _token_init, (1, 1, self.width)).astype(self.residual)

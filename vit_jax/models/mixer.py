@@ -64,20 +64,20 @@ class Model(base.Model):
     """MLP-Mixer. The images have the size that the model was initialized with.
 
     Attributes:
-      num_classes: outputs of the head; None or 0 leaves the head out.
-      patch_size: side of a patch in pixels.
+      num_classes: Outputs of the head; None or 0 leaves the head out.
+      patch_size: Side of a patch in pixels.
       width: C, width of a token.
-      depth: number of blocks.
+      depth: Number of blocks.
       tokens_mlp_dim: D_S, hidden width of the MLPs over patches.
       channels_mlp_dim: D_C, hidden width of the MLPs over channels.
-      dropout: dropout rate after the patch embedding and each dense layer of a block.
-      drop_path: stochastic depth of the last block, rising linearly from 0 at the first.
-      head_bias: initial value of the head's biases.
+      dropout: Dropout rate after the patch embedding and each dense layer of a block.
+      drop_path: Stochastic depth of the last block, rising linearly from 0 at the first.
+      head_bias: Initial value of the head's biases.
       gelu: 'tanh' (approximate, the authors') or 'erf' (exact, timm's).
-      norm_eps: added to the variance in norms.
-      scan: one scanned block instead of `depth` unrolled ones; see `Encoder`.
-      remat: recomputation in the backward pass: False, 'dots', 'names' or 'nothing' (True).
-      dtype: computation dtype. Parameters and layer norm statistics stay float32.
+      norm_eps: Added to the variance in norms.
+      scan: One scanned block instead of `depth` unrolled ones; see `Encoder`.
+      remat: Recomputation in the backward pass: False, 'dots', 'names' or 'nothing' (True).
+      dtype: Computation dtype. Parameters and layer norm statistics stay float32.
 
     Raises:
       UserError: if a field has no such value.
@@ -181,7 +181,7 @@ class Model(base.Model):
     def resize_params(
         self, params: Params, old_size: Size | None, new_size: Size, method: str = 'bilinear'
     ) -> Resized:
-        """The parameters as they are: the weights over patches belong to one grid.
+        """Return the parameters as they are: the weights over patches belong to one grid.
 
         Raises:
           UserError: if the new images have another grid of patches.
@@ -199,7 +199,7 @@ class Model(base.Model):
 
 
 def _patches(params: Mapping[str, Any]) -> int | None:
-    """The number of patches that parameters are for; None without blocks."""
+    """Return the number of patches that parameters are for; None without blocks."""
     for name, block in params.get('encoder', {}).items():
         if name.startswith('block'):
             rows: int = block['token_mixing']['fc1']['kernel'].shape[-2]
@@ -235,7 +235,7 @@ class Block(nn.Module):
         drop_path: float | Float[Array, ''] = 0.0,
         segments: Int[Array, 'B N'] | None = None,
     ) -> Float[Array, 'B N D']:
-        """The tokens after the block; there is no padding that `segments` would tell."""
+        """Return the tokens after the block; there is no padding that `segments` would tell."""
         del segments
         norm = functools.partial(LayerNorm, self.norm_eps, dtype=self.dtype)
         mlp = functools.partial(

@@ -28,16 +28,16 @@ from vit_jax.ops.sequences import Sequences, side_and_channels
 
 
 class Model(vit.Model):
-    """The model `vit` on sequences of patches, or on images that whole patches tile.
+    """Model `vit` on sequences of patches, or on images that whole patches tile.
 
     It has the fields of `vit`, but positions are learned (`positions.embed='learn'`), and attention
     has none (`positions.kind='none'`).
 
     Attributes:
-      pos_grid: rows and columns of the table of positions, parameter `pos_embed`.
-      kernel_size: side in pixels of the kernel, such as FlexiViT's 32, which is resized to patches
+      pos_grid: Rows and columns of the table of positions, parameter `pos_embed`.
+      kernel_size: Side in pixels of the kernel, such as FlexiViT's 32, which is resized to patches
         of any size; None for only patches of `patch_size`. Images are cut by `patch_size`.
-      patch_dropout: share of each image's patches that training leaves out.
+      patch_dropout: Share of each image's patches that training leaves out.
     """
 
     pool: PoolFields = PoolFields(kind='map')
@@ -78,10 +78,10 @@ class Model(vit.Model):
         """Classify normalized images; padding and other images have no effect.
 
         Args:
-          images: normalized images.
-          train: whether dropout acts, also on patches.
-          mask: false for patches to leave out in addition to the padding.
-          masked: true for patches to replace by `mask_token`, see the model `vit`.
+          images: Normalized images.
+          train: Whether dropout acts, also on patches.
+          mask: False for patches to leave out in addition to the padding.
+          masked: True for patches to replace by `mask_token`, see the model `vit`.
 
         Returns:
           The outputs of the model `vit`; tokens of padding are not defined.

@@ -19,16 +19,16 @@ HEADS = ('image', 'text', 'logits')
 
 
 class Model(siglip.Model):
-    """The model `siglip` whose image tower may have any options of a ViT.
+    """Model `siglip` whose image tower may have any options of a ViT.
 
     Attributes:
-      pool: pooling of the image tower, see `pool.kind` of the model `vit`.
-      image_options: options of the image tower beyond its shape, see the model `vit`; for example
+      pool: Pooling of the image tower, see `pool.kind` of the model `vit`.
+      image_options: Options of the image tower beyond its shape, see the model `vit`; for example
         'vit(block={"mlp": "swiglu"})'.
-      causal, eos: options of the text tower, see the model `text_encoder`.
-      no_bias: heads without biases: some of 'image', 'text' and 'logits'.
-      init_scale: initial scale; training limits it to 100, as in CLIP.
-      gelu, norm_eps: options of the text tower, and of the image tower unless `image_options` sets
+      causal, eos: Options of the text tower, see the model `text_encoder`.
+      no_bias: Heads without biases: some of 'image', 'text' and 'logits'.
+      init_scale: Initial scale; training limits it to 100, as in CLIP.
+      gelu, norm_eps: Options of the text tower, and of the image tower unless `image_options` sets
         them.
 
     Raises:
@@ -57,12 +57,12 @@ class Model(siglip.Model):
         super().__post_init__()
 
     def has_bias(self, part: str) -> bool:
-        """Whether a head, or the logits, have a bias."""
+        """Return whether a head, or the logits, have a bias."""
         return part not in self.no_bias
 
     @property
     def end_of_text(self) -> int | None:
-        """The id that texts have to end with; None if they need none."""
+        """Id that texts have to end with; None if they need none."""
         return self.eos if isinstance(self.eos, int) else None
 
     def _parse_image_options(self) -> dict[str, Any]:

@@ -124,8 +124,8 @@ class Model(base.Model):
         """Predict images from noisy ones: at the end of the average velocity, and of the instant.
 
         Args:
-          images: z = t x + (1 - t) e.
-          time: t; not an input of the layers.
+          images: Z = t x + (1 - t) e.
+          time: T; not an input of the layers.
           labels: Classes; -1 for none.
           given: Further channels of the input, which are not predicted; None for none.
           conditions: Span, 1 - 1/w of the guidance w, and the noise levels between which it acts;

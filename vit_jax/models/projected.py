@@ -18,7 +18,7 @@ class Model(vit.Model):
     """ViT with a linear projection for `distill`, and one more field than `vit`.
 
     Attributes:
-      projection: width of the projection, equal to the width of the teacher's features.
+      projection: Width of the projection, equal to the width of the teacher's features.
 
     Raises:
       UserError: if the width is not positive, or as in `vit`.

@@ -39,11 +39,11 @@ class Memory(NamedTuple):
     Axis 0 of every array is the sentence.
 
     Attributes:
-      states: states of the decoder's layers; at first h = tanh(W_s h<-_1), with the backward state
+      states: States of the decoder's layers; at first h = tanh(W_s h<-_1), with the backward state
         of the encoder's layer at the first token, and c = 0.
-      tokens: annotations h of the source: both directions of the last layer.
-      keys: annotations projected for the attention.
-      mask: true where the source is not padding.
+      tokens: Annotations h of the source: both directions of the last layer.
+      keys: Annotations projected for the attention.
+      mask: True where the source is not padding.
     """
 
     states: tuple[State, ...]
@@ -63,11 +63,11 @@ class Model(base.EncoderDecoder):
       vocab_size: V, number of ids of source and target together.
       width: D, width of a state; an annotation has both directions, 2D.
       embed_dim: E, token width.
-      depth: layers of the encoder, and of the decoder.
+      depth: Layers of the encoder, and of the decoder.
       attention: 'additive', 'dot_product' or 'scaled_dot_product'.
-      dropout: dropout rate of embeddings, between layers and before the scores.
-      tied: whether both embeddings and the scores share one matrix.
-      dtype: computation dtype. Parameters, softmax and logits stay float32.
+      dropout: Dropout rate of embeddings, between layers and before the scores.
+      tied: Whether both embeddings and the scores share one matrix.
+      dtype: Computation dtype. Parameters, softmax and logits stay float32.
 
     Raises:
       UserError: for an invalid field.
@@ -176,10 +176,10 @@ class LSTM(nn.Module):
         """Compute the hidden states in the order of the tokens, from an initial state of zeros.
 
         Args:
-          x: inputs.
-          mask: true where a token is not padding; padding does not change the state, so that the
+          x: Inputs.
+          mask: True where a token is not padding; padding does not change the state, so that the
             reverse direction has a zero state at the last token.
-          reverse: whether to run from the last token to the first.
+          reverse: Whether to run from the last token to the first.
         """
         recurrent = self.recurrent.astype(self.dtype)
 

@@ -40,23 +40,23 @@ class Model(base.Model):
     """SAM's image encoder. The images have the size that the model was initialized with.
 
     Attributes:
-      num_classes: outputs of the head on the mean of the features; None or 0 leaves the head out.
-      patch_size: side of a patch in pixels.
-      width: width of a token.
-      depth: number of blocks.
-      mlp_dim: hidden width of the blocks' MLPs.
-      num_heads: attention heads; divides width.
-      window: side of the windows in tokens.
-      global_blocks: numbers of the blocks, from 0, that attend to the whole image.
-      posemb: whether learned positions are added to the tokens: 'learn' or 'none'.
-      neck: channels of the convolutions after the blocks; None for a layer norm instead.
-      dropout: dropout rate after the positions and each dense layer of an MLP.
-      drop_path: stochastic depth of the last block, rising linearly from 0 at the first.
-      head_bias: initial value of the head's biases.
+      num_classes: Outputs of the head on the mean of the features; None or 0 leaves the head out.
+      patch_size: Side of a patch in pixels.
+      width: Width of a token.
+      depth: Number of blocks.
+      mlp_dim: Hidden width of the blocks' MLPs.
+      num_heads: Attention heads; divides width.
+      window: Side of the windows in tokens.
+      global_blocks: Numbers of the blocks, from 0, that attend to the whole image.
+      posemb: Whether learned positions are added to the tokens: 'learn' or 'none'.
+      neck: Channels of the convolutions after the blocks; None for a layer norm instead.
+      dropout: Dropout rate after the positions and each dense layer of an MLP.
+      drop_path: Stochastic depth of the last block, rising linearly from 0 at the first.
+      head_bias: Initial value of the head's biases.
       gelu: 'tanh' (approximate), 'erf' (exact) or 'quick'.
-      norm_eps: value added to the variance in the blocks' norms.
-      remat: recomputation in the backward pass: False, 'dots', 'names' or 'nothing' (True).
-      dtype: computation dtype. Parameters, layer norm statistics and softmax stay float32.
+      norm_eps: Value added to the variance in the blocks' norms.
+      remat: Recomputation in the backward pass: False, 'dots', 'names' or 'nothing' (True).
+      dtype: Computation dtype. Parameters, layer norm statistics and softmax stay float32.
 
     Raises:
       UserError: for an invalid field, or images that do not fit the patches or `pos_embed`.
@@ -207,7 +207,7 @@ class Block(nn.Module):
     Windows that reach beyond the map are filled with zeros after the norm, which are attended to.
 
     Attributes:
-      window: side of the windows in tokens; 0 for the whole map.
+      window: Side of the windows in tokens; 0 for the whole map.
     """
 
     num_heads: int
@@ -254,7 +254,7 @@ class Attention(MultiHeadAttention):
     equation 4).
 
     Attributes:
-      grid: h and w of the tokens, of a window or of the map.
+      grid: H and w of the tokens, of a window or of the map.
       size: K, width of a head.
     """
 

@@ -60,17 +60,17 @@ class Model(base.EncoderDecoder):
       vocab_size: V, number of ids of source and target together.
       width: D, token width.
       depth: N, blocks of the encoder and blocks of the decoder.
-      num_heads: attention heads; divides width.
-      mlp_dim: hidden width of the feed-forward layers.
+      num_heads: Attention heads; divides width.
+      mlp_dim: Hidden width of the feed-forward layers.
       norm: 'post', as in the paper, or 'pre', which has a final layer norm after both stacks.
       positions: 'interleaved' sines and cosines, as in the paper, or 'concatenated' ones.
-      dropout: dropout rate of the sums of embedding and position, and of each branch.
-      attention_dropout: dropout rate of the attention weights.
-      activation: activation of the feed-forward layers: 'relu', 'gelu' (exact) or 'swish'.
-      tied: whether both embeddings and the scores share one matrix, as in section 3.4.
-      norm_eps: value added to the variance in layer norms.
-      dtype: computation dtype. Parameters, layer norm statistics, softmax and logits stay float32.
-      attention: implementation: 'xla', 'pallas', 'cudnn' or 'auto'; see the model `vit`.
+      dropout: Dropout rate of the sums of embedding and position, and of each branch.
+      attention_dropout: Dropout rate of the attention weights.
+      activation: Activation of the feed-forward layers: 'relu', 'gelu' (exact) or 'swish'.
+      tied: Whether both embeddings and the scores share one matrix, as in section 3.4.
+      norm_eps: Value added to the variance in layer norms.
+      dtype: Computation dtype. Parameters, layer norm statistics, softmax and logits stay float32.
+      attention: Implementation: 'xla', 'pallas', 'cudnn' or 'auto'; see the model `vit`.
 
     Raises:
       UserError: for an invalid field.

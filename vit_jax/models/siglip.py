@@ -44,24 +44,24 @@ class Model(base.Model):
     The logit of an image and a text is `scale * <image, text> + bias`, equation 1.
 
     Attributes:
-      vocab_size: number of ids of texts, in 0..vocab_size-1.
-      length: number of ids of a text, including padding.
-      patch_size, width, depth, mlp_dim, num_heads: sizes of the image tower, see the model `vit`.
-      pool: pooling of the image tower: 'map', attention pooling; 'gap' or 'cls' for towers started
+      vocab_size: Number of ids of texts, in 0..vocab_size-1.
+      length: Number of ids of a text, including padding.
+      patch_size, width, depth, mlp_dim, num_heads: Sizes of the image tower, see the model `vit`.
+      pool: Pooling of the image tower: 'map', attention pooling; 'gap' or 'cls' for towers started
         from a ViT with this pooling.
-      text_width, text_depth, text_mlp_dim, text_num_heads: sizes of the text tower.
+      text_width, text_depth, text_mlp_dim, text_num_heads: Sizes of the text tower.
       embed_dim: E, size of the embeddings; the width of the image tower unless `project` is set.
-      project: whether a dense layer follows the image tower, as in CLIP. SigLIP has none.
-      init_scale: initial value of the paper's t; the parameter `log_scale` is its logarithm t'.
-      init_bias: initial value of the paper's b, which compensates for the many negatives. It has no
+      project: Whether a dense layer follows the image tower, as in CLIP. SigLIP has none.
+      init_scale: Initial value of the paper's t; the parameter `log_scale` is its logarithm t'.
+      init_bias: Initial value of the paper's b, which compensates for the many negatives. It has no
         effect on a softmax.
-      dropout: dropout rate of both towers.
+      dropout: Dropout rate of both towers.
       gelu: 'tanh' (approximate) or 'erf' (exact).
-      norm_eps: value added to the variance in layer norms.
-      scan: one scanned block instead of unrolled ones, in both towers; see the model `vit`.
-      remat: recomputation in the backward pass, in both towers; see the model `vit`.
-      attention: implementation: 'xla', 'pallas', 'cudnn' or 'auto'; see the model `vit`.
-      dtype: computation dtype. Parameters and the matmul of embeddings stay float32.
+      norm_eps: Value added to the variance in layer norms.
+      scan: One scanned block instead of unrolled ones, in both towers; see the model `vit`.
+      remat: Recomputation in the backward pass, in both towers; see the model `vit`.
+      attention: Implementation: 'xla', 'pallas', 'cudnn' or 'auto'; see the model `vit`.
+      dtype: Computation dtype. Parameters and the matmul of embeddings stay float32.
 
     Raises:
       UserError: for an invalid field, embeddings of images and texts of different size, or a text
@@ -206,7 +206,7 @@ class Model(base.Model):
         return text_encoder.Model(**self._text_fields, parent=None)
 
     def has_bias(self, part: str) -> bool:
-        """Whether the head of the 'image' or the 'text' tower, or the 'logits', have a bias."""
+        """Return whether the 'image' head, the 'text' head or the 'logits' have a bias."""
         del part
         return self.biases
 

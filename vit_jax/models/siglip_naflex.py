@@ -13,10 +13,10 @@ from vit_jax.models.siglip import variant as variant
 
 
 class Model(siglip.Model):
-    """The model `siglip` with the model `naflex` as its image tower.
+    """Model `siglip` with the model `naflex` as its image tower.
 
     Attributes:
-      pos_grid, patch_dropout: options of the image tower, see the model `naflex`.
+      pos_grid, patch_dropout: Options of the image tower, see the model `naflex`.
     """
 
     pos_grid: int = 16

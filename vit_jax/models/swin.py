@@ -68,25 +68,25 @@ class Model(base.Model):
     """Swin. Images of any size, square or not: maps are padded to windows, see `nn/windows.py`.
 
     Attributes:
-      num_classes: outputs of the head; None or 0 leaves the head out.
-      patch_size: side of a patch in pixels.
+      num_classes: Outputs of the head; None or 0 leaves the head out.
+      patch_size: Side of a patch in pixels.
       width: C, token width of the first stage, which each later stage doubles.
-      depths: blocks of each stage; every second one shifts its windows.
-      num_heads: attention heads of each stage.
+      depths: Blocks of each stage; every second one shifts its windows.
+      num_heads: Attention heads of each stage.
       window: M, side of a window in tokens.
-      mlp_ratio: hidden width of the blocks' MLPs divided by the token width.
-      qkv_bias: whether queries, keys and values have biases; in Swin v2 keys never do.
-      dropout: dropout rate after the embedding, the attention and each dense layer of an MLP.
-      attention_dropout: dropout rate of the attention weights.
-      drop_path: stochastic depth of the last block, rising linearly from 0 at the first.
+      mlp_ratio: Hidden width of the blocks' MLPs divided by the token width.
+      qkv_bias: Whether queries, keys and values have biases; in Swin v2 keys never do.
+      dropout: Dropout rate after the embedding, the attention and each dense layer of an MLP.
+      attention_dropout: Dropout rate of the attention weights.
+      drop_path: Stochastic depth of the last block, rising linearly from 0 at the first.
       gelu: 'tanh' (approximate) or 'erf' (exact).
-      norm_eps: value added to the variance in layer norms.
-      pad_value: value of each channel in the padding of images that whole patches do not tile.
-      remat: recomputation in the backward pass; see the model `vit`.
-      dtype: computation dtype. Parameters, layer norm statistics and softmax stay float32.
-      residual_dtype: dtype of the first stage's residual stream; None for the computation dtype, to
+      norm_eps: Value added to the variance in layer norms.
+      pad_value: Value of each channel in the padding of images that whole patches do not tile.
+      remat: Recomputation in the backward pass; see the model `vit`.
+      dtype: Computation dtype. Parameters, layer norm statistics and softmax stay float32.
+      residual_dtype: Dtype of the first stage's residual stream; None for the computation dtype, to
         which merging casts it, as in the authors' mixed precision.
-      attention: implementation: 'xla'; 'pallas', a TPU kernel without dropout of weights; or
+      attention: Implementation: 'xla'; 'pallas', a TPU kernel without dropout of weights; or
         'auto', the kernel if the devices support it. See docs/kernels.md.
 
     Raises:

@@ -46,8 +46,8 @@ class CosineWindowAttention(WindowAttention):
     fit windows of any size. Queries and values have biases [H K] with `qkv_bias`, keys have none.
 
     Attributes:
-      pretrained: side of the windows whose coordinates reach from -8 to 8; 0 for the actual side.
-      fixed: whether the windows also have the side M, and are shifted, where the map is smaller.
+      pretrained: Side of the windows whose coordinates reach from -8 to 8; 0 for the actual side.
+      fixed: Whether the windows also have the side M, and are shifted, where the map is smaller.
     """
 
     pretrained: int = 0
@@ -152,7 +152,7 @@ def log_coordinates(side: int, pretrained: int) -> Float[np.ndarray, 'R R 2']:
 
     Args:
       side: M, side of the window in tokens; R = 2M-1.
-      pretrained: side of the windows whose coordinates reach from -8 to 8 before the logarithm.
+      pretrained: Side of the windows whose coordinates reach from -8 to 8 before the logarithm.
     """
     steps = np.arange(1 - side, side, dtype=np.float32) / np.float32(max(pretrained - 1, 1))
     scaled = EXTENT * steps
@@ -179,9 +179,9 @@ class Model(swin.Model):
 
     Attributes:
       window: M, side of a window in tokens.
-      pretrained_windows: side of each stage's windows in an earlier training, by which relative
+      pretrained_windows: Side of each stage's windows in an earlier training, by which relative
         positions are measured; () or 0 for the stage's actual side.
-      image_size: height in pixels of the images whose maps limit the windows, as in released
+      image_size: Height in pixels of the images whose maps limit the windows, as in released
         models: a stage whose map is not larger than a window has one window of the map's size, for
         any input. None for the maps of the input.
 

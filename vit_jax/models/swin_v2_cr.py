@@ -68,7 +68,7 @@ class NormedBlock(PostNormBlock):
     """A `PostNormBlock` with `LogWindowAttention`.
 
     Attributes:
-      extra_norm: whether the residual stream after it is normalized, by `norm3`.
+      extra_norm: Whether the residual stream after it is normalized, by `norm3`.
     """
 
     extra_norm: bool = False
@@ -89,8 +89,8 @@ class Model(swin_v2.Model):
     """timm's Swin v2 CR, with one more field than `swin_v2`.
 
     Attributes:
-      pretrained_windows: a field without effect.
-      extra_norms: pairs of a stage and a block after which the residual stream is normalized.
+      pretrained_windows: A field without effect.
+      extra_norms: Pairs of a stage and a block after which the residual stream is normalized.
 
     Raises:
       UserError: for an invalid field.

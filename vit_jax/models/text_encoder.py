@@ -33,18 +33,18 @@ class Model(base.Model):
 
     Attributes:
       num_classes: E, outputs of the head, which are the embedding; None or 0 leaves the head out.
-      vocab_size: ids of texts are in 0..vocab_size-1.
+      vocab_size: Ids of texts are in 0..vocab_size-1.
       length: N, number of ids of a text, the padding included.
-      width, depth, mlp_dim, num_heads: see the model `vit`.
-      causal: whether tokens attend to no later ones (CLIP).
-      eos: the id whose first token is the head's input (CLIP), or the first token of all if there
+      width, depth, mlp_dim, num_heads: See the model `vit`.
+      causal: Whether tokens attend to no later ones (CLIP).
+      eos: The id whose first token is the head's input (CLIP), or the first token of all if there
         is none; 'largest' for the first token with the largest id of the text (CLIP's authors);
         None for the last token (SigLIP).
-      head_bias: whether the head has biases (SigLIP).
-      dropout: dropout rate after each dense layer of a block.
+      head_bias: Whether the head has biases (SigLIP).
+      dropout: Dropout rate after each dense layer of a block.
       gelu: 'tanh' (approximate), 'erf' (exact) or 'quick' (CLIP's).
-      norm_eps: added to the variance in layer norms.
-      scan, remat, attention, dtype: see the model `vit`.
+      norm_eps: Added to the variance in layer norms.
+      scan, remat, attention, dtype: See the model `vit`.
 
     Raises:
       UserError: if a field has no such value, or a text has another length.
@@ -102,7 +102,7 @@ class Model(base.Model):
 
     @property
     def end_of_text(self) -> int | None:
-        """The id with which texts have to end; None if any will do."""
+        """Id with which texts have to end; None if any will do."""
         return self.eos if isinstance(self.eos, int) else None
 
     def layer_order(self) -> tuple[str, ...]:
@@ -113,7 +113,7 @@ class Model(base.Model):
     def collect_hidden_states(
         self, collection: Mapping[str, Any], *inputs: Any
     ) -> list[HiddenState]:
-        """The states of the encoder's layers in a call."""
+        """Return the states of the encoder's layers in a call."""
         del inputs
         return [
             HiddenState(name, tokens, (self.length,))
@@ -121,7 +121,7 @@ class Model(base.Model):
         ]
 
     def final_norm_of(self, params: Mapping[str, Any]) -> Callable[[Array], Array] | None:
-        """The encoder's last norm."""
+        """Return the encoder's last norm."""
         return bind_norm('layer', self.norm_eps, self.dtype, params['encoder']['norm'])
 
     def _embed(self, ids: Int[Array, 'B N']) -> Float[Array, 'B N D']:

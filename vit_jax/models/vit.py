@@ -78,31 +78,31 @@ class Model(base.PatchModel):
     """ViT. Images of any size that whole patches tile, square or not.
 
     Attributes:
-      num_classes: outputs of the head; None or 0 leaves the head out.
-      patch_size: side of a patch in pixels.
+      num_classes: Outputs of the head; None or 0 leaves the head out.
+      patch_size: Side of a patch in pixels.
       width: D, token width.
       depth: L, number of blocks.
-      mlp_dim: hidden width of the blocks' MLPs.
-      num_heads: attention heads; divides width.
-      registers: tokens between the class token and the patches, which no pooling reads
+      mlp_dim: Hidden width of the blocks' MLPs.
+      num_heads: Attention heads; divides width.
+      registers: Tokens between the class token and the patches, which no pooling reads
         (arXiv:2309.16588); without positions unless `positions.prefix` is 'all'.
-      dropout: dropout rate after the position embedding and each dense layer of a block.
-      attention_dropout: dropout rate of the attention weights.
-      drop_path: stochastic depth of the last block, rising linearly from 0 at the first.
-      no_bias: layers without biases: some of 'query', 'key', 'value', 'out', 'patch_embed', 'mlp',
+      dropout: Dropout rate after the position embedding and each dense layer of a block.
+      attention_dropout: Dropout rate of the attention weights.
+      drop_path: Stochastic depth of the last block, rising linearly from 0 at the first.
+      no_bias: Layers without biases: some of 'query', 'key', 'value', 'out', 'patch_embed', 'mlp',
         'norm' and 'head'.
-      block: options of the blocks and their norms, see `BlockFields`.
-      positions: positions added to tokens and within attention, see `PositionFields`.
-      pool: input of the head, see `PoolFields`.
-      head: layers from the representation to the scores, see `HeadFields`.
-      scan: one scanned block instead of `depth` unrolled ones; see `Encoder`.
-      remat: recomputation in the backward pass: False, 'dots', 'names' or 'nothing' (True), in the
+      block: Options of the blocks and their norms, see `BlockFields`.
+      positions: Positions added to tokens and within attention, see `PositionFields`.
+      pool: Input of the head, see `PoolFields`.
+      head: Layers from the representation to the scores, see `HeadFields`.
+      scan: One scanned block instead of `depth` unrolled ones; see `Encoder`.
+      remat: Recomputation in the backward pass: False, 'dots', 'names' or 'nothing' (True), in the
         order of what blocks keep; see `vit_jax.nn.attention`.
-      attention: implementation: 'xla'; 'pallas', a TPU kernel for sequences that fit into VMEM;
+      attention: Implementation: 'xla'; 'pallas', a TPU kernel for sequences that fit into VMEM;
         'cudnn', a kernel for GPUs in half precision; or 'auto', the kernel if the devices support
         it. See docs/kernels.md.
-      dtype: computation dtype. Parameters, layer norm statistics and softmax stay float32.
-      residual_dtype: dtype of the residual stream; None for the computation dtype. big_vision uses
+      dtype: Computation dtype. Parameters, layer norm statistics and softmax stay float32.
+      residual_dtype: Dtype of the residual stream; None for the computation dtype. big_vision uses
         'float32' with bfloat16 computation.
 
     Raises:
@@ -187,11 +187,11 @@ class Model(base.PatchModel):
         """Classify normalized images.
 
         Args:
-          images: normalized images.
-          train: whether dropout acts.
-          mask: true for patches of the image and false for padding, which does not affect them,
+          images: Normalized images.
+          train: Whether dropout acts.
+          mask: True for patches of the image and false for padding, which does not affect them,
             except that `positions` relative to the size of the grid include it.
-          masked: true for patches whose embedding is replaced by the parameter `mask_token`
+          masked: True for patches whose embedding is replaced by the parameter `mask_token`
             [1 1 D], as in masked image modeling. A model has the parameter if it is initialized
             with this argument.
 
@@ -307,9 +307,9 @@ def attention_positions(
     """Make the positions within attention that `positions.kind` selects.
 
     Args:
-      model: a ViT, to which a layer `position_bias` is added if all blocks share one.
-      grid: rows and columns of patches.
-      next_key: source of random keys in training; otherwise None.
+      model: A ViT, to which a layer `position_bias` is added if all blocks share one.
+      grid: Rows and columns of patches.
+      next_key: Source of random keys in training; otherwise None.
 
     Returns:
       Positions for all blocks, and a function that makes a layer for each of them.
@@ -338,8 +338,8 @@ def block_options(model: Any, relative: Callable[[], nn.Module] | None = None) -
     """Derive the blocks' options from the fields of a ViT.
 
     Args:
-      model: a ViT.
-      relative: factory of each block's layer of relative biases, see `attention_positions`.
+      model: A ViT.
+      relative: Factory of each block's layer of relative biases, see `attention_positions`.
     """
     block = model.block
     norm = functools.partial(make_norm(model), block.norm_eps)
@@ -421,10 +421,10 @@ def scores(
     """Compute scores of `model.num_classes` classes in float32.
 
     Args:
-      model: a ViT.
-      x: representation of each image.
-      tokens: tokens after the encoder.
-      train: whether a batch norm takes the statistics of this batch.
+      model: A ViT.
+      x: Representation of each image.
+      tokens: Tokens after the encoder.
+      train: Whether a batch norm takes the statistics of this batch.
     """
     dense = functools.partial(
         class_head,

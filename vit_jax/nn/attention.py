@@ -167,8 +167,8 @@ class Segments(NamedTuple):
     single sequence the numbers are the mask of its tokens.
 
     Attributes:
-      query: sequence of each query.
-      key: sequence of each key.
+      query: Sequence of each query.
+      key: Sequence of each key.
     """
 
     query: Int[Array, '*B N']
@@ -183,15 +183,15 @@ class AttentionSpec(NamedTuple):
     """Sizes and masks of a layer's attention, from which its implementation is chosen.
 
     Attributes:
-      shape: shape of the queries, [B N D].
+      shape: Shape of the queries, [B N D].
       keys: M.
       num_heads: H.
-      dtype: name of the type of queries, keys and values.
-      layout: number of queries, keys and values in each array, see `fused_attention`.
-      masked, segmented, causal: whether there is such a mask.
-      rate: share of weights that are dropped.
-      mask_queries: whether the mask differs between queries or heads, instead of [B 1 1 M].
-      bias_rows: first size of the bias of the scores; 0 without a bias.
+      dtype: Name of the type of queries, keys and values.
+      layout: Number of queries, keys and values in each array, see `fused_attention`.
+      masked, segmented, causal: Whether there is such a mask.
+      rate: Share of weights that are dropped.
+      mask_queries: Whether the mask differs between queries or heads, instead of [B 1 1 M].
+      bias_rows: First size of the bias of the scores; 0 without a bias.
     """
 
     shape: tuple[int, ...]
@@ -215,11 +215,11 @@ class WindowSpec(NamedTuple):
     """Sizes of a layer's attention in windows, from which its implementation is chosen.
 
     Attributes:
-      shape: shape of the tokens, [B W N D].
+      shape: Shape of the tokens, [B W N D].
       num_heads: H.
-      dtype: name of the type of queries, keys and values.
-      shifted: whether some tokens of a window are not neighbors in the map.
-      rate: share of weights that are dropped.
+      dtype: Name of the type of queries, keys and values.
+      shifted: Whether some tokens of a window are not neighbors in the map.
+      rate: Share of weights that are dropped.
     """
 
     shape: tuple[int, ...]
@@ -264,9 +264,9 @@ def recomputed(apply: Callable, remat: bool | str, **options: Any) -> Callable:
     """Wrap a function of a module and arrays to recompute values in the backward pass.
 
     Args:
-      apply: function to wrap.
-      remat: values to keep, see the module's docstring.
-      options: further arguments of `nn.remat`.
+      apply: Function to wrap.
+      remat: Values to keep, see the module's docstring.
+      options: Further arguments of `nn.remat`.
     """
     if remat is False:
         return apply

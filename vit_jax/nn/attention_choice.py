@@ -133,9 +133,9 @@ def choose(attention: str, spec: Spec, target: Target) -> Kernel | None:
     """Choose the kernel that computes the attention of a layer; None for XLA's.
 
     Args:
-      attention: one of ATTENTIONS.
-      spec: sizes of the layer.
-      target: devices of the program.
+      attention: One of ATTENTIONS.
+      spec: Sizes of the layer.
+      target: Devices of the program.
 
     Raises:
       UserError: if a kernel is requested by name, but is not possible or fails its check.
@@ -162,10 +162,10 @@ def decide(attention: str, kernel: str, obstacle: str, failure: str) -> bool:
     """Decide whether a layer uses a kernel; log why not where users would expect it.
 
     Args:
-      attention: one of ATTENTIONS.
+      attention: One of ATTENTIONS.
       kernel: `pallas` or `cudnn`.
-      obstacle: a requirement that the kernel does not support; empty without one.
-      failure: failure of the numerical check; empty if it passed.
+      obstacle: A requirement that the kernel does not support; empty without one.
+      failure: Failure of the numerical check; empty if it passed.
 
     Raises:
       UserError: if there is either, and the kernel is requested by name.
@@ -184,14 +184,14 @@ def _warn_once(text: str) -> None:
 
 
 def _is_slow_by_cudnn(spec: Spec, obstacle: str) -> bool:
-    """Whether XLA is faster than cuDNN, and the log need not name an obstacle."""
+    """Return whether XLA is faster than cuDNN, and the log need not name an obstacle."""
     if isinstance(spec, WindowSpec) or spec.keys < FEWEST_KEYS_OF_CUDNN:
         return True
     return spec.bias_rows > 0 and not obstacle  # its gradient of a bias is slow
 
 
 def _cudnn_obstacle(spec: Spec, target: Target) -> str:
-    """The reason why these devices cannot compute a layer by cuDNN; empty if they can."""
+    """Return the reason why these devices cannot compute a layer by cuDNN; empty if they can."""
     if isinstance(spec, WindowSpec):
         return 'does not compute attention in windows'
     if not target.kind.startswith('NVIDIA'):
@@ -215,7 +215,7 @@ def _cudnn_obstacle(spec: Spec, target: Target) -> str:
 
 
 def _pallas_kernel(spec: Spec, target: Target) -> tuple[Kernel | None, str]:
-    """The TPU kernel for a layer, and the reason why these devices cannot run it, if any."""
+    """Return the TPU kernel for a layer, and the reason why these devices cannot run it, if any."""
     if isinstance(spec, WindowSpec):
         why = 'does not support dropout of weights in windows' if spec.rate else ''
         why = why or _tpu_obstacle(target, spec.shape[0])
@@ -235,7 +235,7 @@ def _pallas_kernel(spec: Spec, target: Target) -> tuple[Kernel | None, str]:
 
 
 def _tpu_obstacle(target: Target, rows: int) -> str:
-    """The reason why these devices cannot run a TPU kernel on so many rows; empty if they can."""
+    """Return why these devices cannot run a TPU kernel on so many rows; empty if they can."""
     if not target.kind.startswith('TPU'):
         return f'needs a TPU, and this is {target.kind}'
     if target.assumed and target.devices > 1:
@@ -248,7 +248,7 @@ SET_MESH = 'call the program in `with jax.set_mesh(mesh):`'
 
 
 def _split_obstacle(target: Target, rows: int) -> str:
-    """The reason why no kernel can run on each device's rows; empty if it can."""
+    """Return the reason why no kernel can run on each device's rows; empty if it can."""
     if not target.whole:
         return 'cannot split heads over devices, as config.parallel.tensor does'
     if rows % target.shards:
@@ -289,7 +289,7 @@ def _vmem_of(target: Target) -> int:
 
 
 def _vmem_shortage(target: Target, spec: AttentionSpec) -> str:
-    """The reason why not even the smallest block fits."""
+    """Return the reason why not even the smallest block fits."""
     (_, queries, width), keys = spec.shape, spec.keys
     tokens = f'{queries}' if queries == keys else f'{queries} and {keys}'
     sizes = f'{_vmem(spec, BLOCKS[0]) / MIB:.0f} of {_vmem_of(target) / MIB:.0f} MiB'
@@ -297,7 +297,7 @@ def _vmem_shortage(target: Target, spec: AttentionSpec) -> str:
 
 
 def _window_vmem_shortage(spec: WindowSpec, limit: float) -> str:
-    """The reason why the kernel of windows does not fit `limit` bytes; empty if it does."""
+    """Return the reason why the kernel of windows does not fit `limit` bytes; empty if it does."""
     from vit_jax.nn.kernels.windows import vmem_bytes, windows_per_program
 
     _, windows, tokens, width = spec.shape

@@ -117,9 +117,9 @@ class AxialAttention(nn.Module):
     Attributes:
       num_heads: H; divides the width.
       axis: 'row' for attention within rows, 'column' for attention within columns.
-      causal: whether places attend only to themselves and to earlier ones on their line.
-      dtype: computation dtype; the softmax stays float32.
-      attention: implementation: 'xla'; 'pallas', the TPU kernel of windows, which takes lines for
+      causal: Whether places attend only to themselves and to earlier ones on their line.
+      dtype: Computation dtype; the softmax stays float32.
+      attention: Implementation: 'xla'; 'pallas', the TPU kernel of windows, which takes lines for
         windows; or 'auto', the kernel if it can be used.
 
     Raises:
@@ -143,8 +143,8 @@ class AxialAttention(nn.Module):
         """Attend from every place to its line.
 
         Args:
-          x: vectors of the places.
-          context: input of the scales and shifts of queries, keys and values; None for no
+          x: Vectors of the places.
+          context: Input of the scales and shifts of queries, keys and values; None for no
             conditioning.
         """
         projected = self._project(x, context)
@@ -169,11 +169,11 @@ class AxialAttention(nn.Module):
         """Attend from the places at `position` of all lines to themselves and earlier ones.
 
         Args:
-          x: one place of each line: a grid of one row for attention within columns, a single place
+          x: One place of each line: a grid of one row for attention within columns, a single place
             for attention within a row.
-          past: keys and values [B L H N K] of the lines up to here.
-          position: index of the places on their lines.
-          context: context of these places.
+          past: Keys and values [B L H N K] of the lines up to here.
+          position: Index of the places on their lines.
+          context: Context of these places.
 
         Returns:
           The causal result of `__call__` for these places, and `past` with them.
@@ -219,11 +219,11 @@ class AxialAttention(nn.Module):
 
 
 class Context(NamedTuple):
-    """The conditioning of a layer.
+    """Conditioning of a layer.
 
     Attributes:
-      places: context of each place, for attention and MLP.
-      summaries: summary of the whole grid for each of the two norms; see `AxialLayer.summaries`.
+      places: Context of each place, for attention and MLP.
+      summaries: Summary of the whole grid for each of the two norms; see `AxialLayer.summaries`.
     """
 
     places: Float[Array, 'B H W C'] | None = None
@@ -240,10 +240,10 @@ class AxialLayer(nn.Module):
         z = LN(y + MLP(y))
 
     Attributes:
-      num_heads, axis, causal, dtype: fields of the attention, see `AxialAttention`.
-      attention_by: its field `attention`.
-      mlp_dim: hidden width of the feed-forward layer.
-      norm_eps: value added to the variance in layer norms.
+      num_heads, axis, causal, dtype: Fields of the attention, see `AxialAttention`.
+      attention_by: Its field `attention`.
+      mlp_dim: Hidden width of the feed-forward layer.
+      norm_eps: Value added to the variance in layer norms.
     """
 
     num_heads: int
@@ -301,8 +301,8 @@ class AxialEncoder(nn.Module):
     """Positions, and `depth` pairs of layers along rows and then along columns.
 
     Attributes:
-      depth: number of pairs.
-      layer: factory of layers, called with `axis`.
+      depth: Number of pairs.
+      layer: Factory of layers, called with `axis`.
     """
 
     depth: int
@@ -346,10 +346,10 @@ def axial_maps(
     """Collect the maps of the layers of stacks, named `encoder/row_0`, `encoder/column_0`, ...
 
     Args:
-      intermediates: collection that `model.apply(..., mutable='intermediates')` returns.
-      stacks: names of modules with the layers `rows_0`, `columns_0`, `rows_1`, ...
-      grid: rows and columns of places.
-      stride: number of grids of an example, of which the first is taken.
+      intermediates: Collection that `model.apply(..., mutable='intermediates')` returns.
+      stacks: Names of modules with the layers `rows_0`, `columns_0`, `rows_1`, ...
+      grid: Rows and columns of places.
+      stride: Number of grids of an example, of which the first is taken.
 
     Raises:
       ValueError: if nothing was kept.

@@ -89,15 +89,15 @@ class BlockOptions:
     """Options of a block in which families of ViTs differ; by default the paper's.
 
     Attributes:
-      norm: factory of norms, called as `LayerNorm(epsilon, dtype=..., name=...)`.
-      mlp: factory of the MLP, called as `Mlp(hidden_dim, dropout, gelu, dtype, name=...)`.
-      layer_scale: initial value of a learned factor for each channel of both branches
+      norm: Factory of norms, called as `LayerNorm(epsilon, dtype=..., name=...)`.
+      mlp: Factory of the MLP, called as `Mlp(hidden_dim, dropout, gelu, dtype, name=...)`.
+      layer_scale: Initial value of a learned factor for each channel of both branches
         (arXiv:2103.17239, section 2.1), parameters `layer_scale1` and `layer_scale2` [D]; None
         omits them.
-      no_bias, qk_norm, inner_norm, relative: see `MultiHeadAttention`.
+      no_bias, qk_norm, inner_norm, relative: See `MultiHeadAttention`.
       norm_place: 'pre': x + f(norm(x)); 'post': norm(x + f(x)), as in arXiv:1706.03762; 'res_post':
         x + norm(f(x)), as in Swin v2 (arXiv:2111.09883).
-      causal: whether tokens attend only to themselves and earlier tokens.
+      causal: Whether tokens attend only to themselves and earlier tokens.
     """
 
     norm: Callable[..., nn.Module] = LayerNorm
@@ -183,16 +183,16 @@ class Encoder(nn.Module):
     """`depth` blocks and an optional final norm.
 
     Attributes:
-      block: factory of blocks, called with `name`.
-      depth: number of blocks.
-      drop_path: rate of the last block; the rates rise linearly from 0 at the first.
-      scan: stack the blocks' parameters on axis 0 under `blocks` and scan over them, so that the
+      block: Factory of blocks, called with `name`.
+      depth: Number of blocks.
+      drop_path: Rate of the last block; the rates rise linearly from 0 at the first.
+      scan: Stack the blocks' parameters on axis 0 under `blocks` and scan over them, so that the
         program and its compile time do not grow with depth. Otherwise `block_0`, `block_1`, ...
-      remat: recomputation in the backward pass; see `vit_jax.nn.attention`.
-      final_norm: whether a layer norm follows the blocks.
-      norm_eps: value added to the variance in the final norm.
-      norm: factory of the final norm; see `BlockOptions`.
-      dtype: computation dtype.
+      remat: Recomputation in the backward pass; see `vit_jax.nn.attention`.
+      final_norm: Whether a layer norm follows the blocks.
+      norm_eps: Value added to the variance in the final norm.
+      norm: Factory of the final norm; see `BlockOptions`.
+      dtype: Computation dtype.
     """
 
     block: Callable[..., nn.Module]
@@ -321,8 +321,8 @@ def segment_mean(
     """Average the tokens of each segment, accumulated in float32.
 
     Args:
-      x: tokens.
-      segments: numbers 1 ... S of the tokens' segments; tokens with other numbers, such as 0, are
+      x: Tokens.
+      segments: Numbers 1 ... S of the tokens' segments; tokens with other numbers, such as 0, are
         ignored.
       num_segments: S; a segment without tokens gets zeros.
     """

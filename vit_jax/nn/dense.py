@@ -66,9 +66,9 @@ def class_head(num_classes: int, bias: float = 0.0, **options: Any) -> nn.Dense:
 
     Args:
       num_classes: C, scores of an example. Kernel [K C], bias [C].
-      bias: initial value of all biases; with -log C, the probabilities of a sigmoid loss add up to
+      bias: Initial value of all biases; with -log C, the probabilities of a sigmoid loss add up to
         about 1 at first.
-      **options: further fields of `nn.Dense`, such as `use_bias` and `name`.
+      **options: Further fields of `nn.Dense`, such as `use_bias` and `name`.
     """
     return nn.Dense(
         num_classes,

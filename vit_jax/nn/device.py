@@ -18,15 +18,15 @@ from jax.sharding import AbstractMesh, AxisType
 
 
 class Target(NamedTuple):
-    """The devices that a program will run on.
+    """Devices that a program will run on.
 
     Attributes:
       kind: JAX's name of the kind of device.
-      devices: their number.
-      rows: axes of the ambient mesh over which the compiler splits rows, none of which is manual.
-      shards: number of parts into which `rows` splits a batch.
-      whole: whether a device has whole rows, instead of some of the heads.
-      assumed: whether there is no ambient mesh: arrays may be on other devices, and on several.
+      devices: Their number.
+      rows: Axes of the ambient mesh over which the compiler splits rows, none of which is manual.
+      shards: Number of parts into which `rows` splits a batch.
+      whole: Whether a device has whole rows, instead of some of the heads.
+      assumed: Whether there is no ambient mesh: arrays may be on other devices, and on several.
     """
 
     kind: str
@@ -76,9 +76,9 @@ def measure(function: Callable[[], float], device: jax.Device, devices: int) -> 
     """Call a function that computes on a device, while a program is being traced.
 
     Args:
-      function: function to call, which never returns NaN.
-      device: device of this process.
-      devices: number of devices of the program. If this process has fewer, all processes of the job
+      function: Function to call, which never returns NaN.
+      device: Device of this process.
+      devices: Number of devices of the program. If this process has fewer, all processes of the job
         call this, and get the largest of their results.
     """
 

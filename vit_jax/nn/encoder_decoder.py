@@ -28,12 +28,12 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 
 class Memory(NamedTuple):
-    """The encoded source that the decoder attends to.
+    """Encoded source that the decoder attends to.
 
     Attributes:
-      tokens: outputs of the encoder.
-      mask: true where the source is not padding.
-      positions: added to the tokens as keys, not as values; None for none.
+      tokens: Outputs of the encoder.
+      mask: True where the source is not padding.
+      positions: Added to the tokens as keys, not as values; None for none.
     """
 
     tokens: Float[Array, 'B S D']
@@ -49,11 +49,11 @@ class Past(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """The decoder's state between steps. Axis 0 of every array is the sentence.
+    """Decoder's state between steps. Axis 0 of every array is the sentence.
 
     Attributes:
-      blocks: one `Past` a block.
-      mask: true where the source is not padding.
+      blocks: One `Past` a block.
+      mask: True where the source is not padding.
     """
 
     blocks: tuple[Past, ...]
@@ -61,7 +61,7 @@ class Cache(NamedTuple):
 
     @property
     def max_len(self) -> int:
-        """The most tokens of the target, the capacity of the cache."""
+        """Most tokens of the target, the capacity of the cache."""
         return self.blocks[0].target.key.shape[2]
 
 
@@ -130,11 +130,11 @@ class _Block(nn.Module):
         return self._leave(x, y, self.mlp_norm, train)
 
     def _enter(self, x: Array, norm: LayerNorm) -> Array:
-        """The input of f."""
+        """Return the input of f."""
         return norm(x) if self.norm == 'pre' else x
 
     def _leave(self, x: Array, y: Array, norm: LayerNorm, train: bool) -> Array:
-        """The output of the residual connection, given x and y = f(...)."""
+        """Return the output of the residual connection, given x and y = f(...)."""
         x = x + self.drop(y, train)
         return x if self.norm == 'pre' else norm(x)
 
@@ -184,7 +184,7 @@ class DecoderBlock(_Block):
         return self._finish(x, y, train)
 
     def start(self, memory: Float[Array, 'B S D'], max_len: int) -> Past:
-        """The source's keys and values, and empty ones for `max_len` tokens of the target."""
+        """Compute the source's keys and values, and empty ones for `max_len` target tokens."""
         source = self.cross.project(memory)
         batch, heads, _, size = source.key.shape
         empty = jnp.zeros((batch, heads, max_len, size), source.key.dtype)
@@ -197,7 +197,7 @@ class DecoderBlock(_Block):
         mask: Bool[Array, 'B 1 1 S'],
         position: int | Int[Array, ''],
     ) -> tuple[Float[Array, 'B 1 D'], Past]:
-        """The causal result of `__call__` for the token at `position`, given those before it."""
+        """Apply `__call__` causally to the token at `position`, given earlier tokens."""
         y = self._enter(x, self.attention_norm)
         y, target = self.attention.step(y, past.target, position)
         x = self._leave(x, y, self.attention_norm, train=False)
@@ -267,15 +267,15 @@ class Embeddings(nn.Module):
         self.tables = tables * 3 if self.tied else tables
 
     def source(self, tokens: Int[Array, '*B']) -> Float[Array, '*B D']:
-        """The vectors of tokens of the source."""
+        """Return the vectors of tokens of the source."""
         return jnp.take(self.tables[0], tokens, axis=0).astype(self.dtype)
 
     def target(self, tokens: Int[Array, '*B']) -> Float[Array, '*B D']:
-        """The vectors of tokens of the target."""
+        """Return the vectors of tokens of the target."""
         return jnp.take(self.tables[1], tokens, axis=0).astype(self.dtype)
 
     def logits(self, x: Float[Array, '*B D']) -> Float[Array, '*B V']:
-        """The scores of the next token, in float32."""
+        """Return the scores of the next token, in float32."""
         table = self.tables[2].astype(self.dtype)
         return jnp.einsum(
             '...d,vd->...v', x.astype(self.dtype), table, preferred_element_type=jnp.float32

@@ -22,16 +22,16 @@ class LazyWeights(Protocol):
 
 
 class AttentionMap(NamedTuple):
-    """The weights of one attention layer.
+    """Weights of one attention layer.
 
     Image tokens are the cells of a grid, row by row; text tokens are a grid of one axis. If there
     are more queries or keys than cells in their grid, the first ones, such as class tokens, lie
     outside of it.
 
     Attributes:
-      name: path of the layer, such as `encoder/block_3`, or `decoder/block_0/cross` for attention
+      name: Path of the layer, such as `encoder/block_3`, or `decoder/block_0/cross` for attention
         to the output of another stack.
-      weights: weights of every query over the keys; they sum to one.
+      weights: Weights of every query over the keys; they sum to one.
       query_grid, key_grid: (rows, columns) of patches, or (tokens,).
     """
 
@@ -62,12 +62,12 @@ def collect(
     """Collect the maps that the blocks of a stack have kept, from the first block to the last.
 
     Args:
-      intermediates: collection that `model.apply(..., mutable='intermediates')` returns.
-      stack: path of the stack's module, '/'-joined. Its blocks are `block_0`, `block_1`, ..., or
+      intermediates: Collection that `model.apply(..., mutable='intermediates')` returns.
+      stack: Path of the stack's module, '/'-joined. Its blocks are `block_0`, `block_1`, ..., or
         scanned `blocks`.
-      query_grid: see `AttentionMap`.
-      key_grid: see `AttentionMap`.
-      module: name of the attention layer in a block. Any but `attention` becomes part of the
+      query_grid: See `AttentionMap`.
+      key_grid: See `AttentionMap`.
+      module: Name of the attention layer in a block. Any but `attention` becomes part of the
         maps' names.
 
     Raises:
@@ -97,15 +97,15 @@ _BLOCK = re.compile(r'block_\d+|blocks')
 
 @struct.dataclass
 class HiddenState:
-    """The tokens after one layer, which `jax.jit` may return.
+    """Tokens after one layer, which `jax.jit` may return.
 
     Attributes:
-      name: path of the layer, such as `encoder/block_3`; 'embedding' before the first.
+      name: Path of the layer, such as `encoder/block_3`; 'embedding' before the first.
       tokens: `prefix` tokens that are not patches, then the patches row by row.
       grid: (rows, columns) of patches, or (tokens,) of text; empty for images of several sizes.
-      prefix: number of tokens before the patches.
-      class_tokens: number of class and distillation tokens, which come first.
-      real: true for patches of the image and false for padding; None without padding.
+      prefix: Number of tokens before the patches.
+      class_tokens: Number of class and distillation tokens, which come first.
+      real: True for patches of the image and false for padding; None without padding.
     """
 
     name: str = struct.field(pytree_node=False)
@@ -117,19 +117,19 @@ class HiddenState:
 
     @property
     def class_token(self) -> Float[Array, 'B D']:
-        """The first token; UserError if it is not a class token."""
+        """First token; UserError if it is not a class token."""
         if not self.class_tokens:
             raise UserError("this model has no class token: take 'mean', the mean of its patches")
         return self.tokens[:, 0]
 
     @property
     def patches(self) -> Float[Array, 'B n D']:
-        """The tokens of the patches, row by row."""
+        """Tokens of the patches, row by row."""
         return self.tokens[:, self.prefix :]
 
     @property
     def mean(self) -> Float[Array, 'B D']:
-        """The mean of the patches in float32, without padding."""
+        """Mean of the patches in float32, without padding."""
         patches = self.patches.astype(jnp.float32)
         if self.real is None:
             return patches.mean(axis=1)
@@ -156,8 +156,8 @@ def collect_blocks(collection: Mapping[str, Any], stack: str) -> list[tuple[str,
     """Collect the embedding and the output of each block of a model, by name.
 
     Args:
-      collection: arrays that `keep_hidden_states` has kept.
-      stack: name of the module whose blocks are `block_0`, `block_1`, ..., or scanned `blocks`.
+      collection: Arrays that `keep_hidden_states` has kept.
+      stack: Name of the module whose blocks are `block_0`, `block_1`, ..., or scanned `blocks`.
     """
     blocks = collection[stack]
     if 'blocks' in blocks:
@@ -172,8 +172,8 @@ def collect_stages(collection: Mapping[str, Any], depths: Sequence[int]) -> list
     """Collect the embedding of a model of stages, and the map after each stage's last block.
 
     Args:
-      collection: arrays that `keep_hidden_states` has kept.
-      depths: number of blocks of each `stage_0`, `stage_1`, ...
+      collection: Arrays that `keep_hidden_states` has kept.
+      depths: Number of blocks of each `stage_0`, `stage_1`, ...
     """
     maps = {'embedding': collection['tokens'][0]}
     for i, depth in enumerate(depths):
@@ -212,11 +212,11 @@ class ParameterPictures(NamedTuple):
     width in pixels, or None if it is unknown; `attention --parameters` draws them.
 
     Attributes:
-      name: path of the parameter, such as `stage_0/block_1/attention/position_bias`.
-      pictures: numbers of either sign [N h w], or colors [N h w 3] of any range.
-      each: a word for one picture: 'head', 'patch', 'filter'.
-      caption: a short description of the pictures.
-      columns: number of columns if the pictures form a grid themselves, else 0.
+      name: Path of the parameter, such as `stage_0/block_1/attention/position_bias`.
+      pictures: Numbers of either sign [N h w], or colors [N h w 3] of any range.
+      each: A word for one picture: 'head', 'patch', 'filter'.
+      caption: A short description of the pictures.
+      columns: Number of columns if the pictures form a grid themselves, else 0.
     """
 
     name: str
@@ -241,9 +241,9 @@ def position_similarity(
     Figure 7 (center) of Dosovitskiy et al., 2021, arXiv:2010.11929.
 
     Args:
-      name: path of the parameter.
-      table: rows of the patches, without class tokens.
-      grid: rows and columns of patches.
+      name: Path of the parameter.
+      table: Rows of the patches, without class tokens.
+      grid: Rows and columns of patches.
     """
     rows = np.asarray(table, np.float32)
     rows = rows / np.maximum(np.linalg.norm(rows, axis=-1, keepdims=True), 1e-12)
@@ -257,7 +257,7 @@ def embedding_filters(params: Mapping[str, Any]) -> list[ParameterPictures]:
     Figure 7 (left) of Dosovitskiy et al., 2021, arXiv:2010.11929.
 
     Args:
-      params: parameters of a model with `patch_embed/kernel` [p q C D].
+      params: Parameters of a model with `patch_embed/kernel` [p q C D].
 
     Returns:
       One parameter; none if patches are single pixels, or do not have one or three colors.

@@ -137,20 +137,20 @@ class MultiHeadAttention(nn.Module):
 
     Attributes:
       num_heads: H; divides the width.
-      kernels: names of the parameters that project queries, keys and values: ('qkv',) in one
+      kernels: Names of the parameters that project queries, keys and values: ('qkv',) in one
         matmul, for self-attention; ('q', 'kv') for cross-attention. Besides these there is `out`.
-      dropout: dropout rate of the weights.
-      dtype: computation dtype; the softmax stays float32.
-      attention: implementation: 'xla'; 'pallas', a TPU kernel, which supports masks of keys,
+      dropout: Dropout rate of the weights.
+      dtype: Computation dtype; the softmax stays float32.
+      attention: Implementation: 'xla'; 'pallas', a TPU kernel, which supports masks of keys,
         causal masks and segments, but no bias; 'cudnn', a kernel for NVIDIA GPUs in bfloat16 or
         float16, which supports masks or a bias, but no dropout of weights; or 'auto', the kernel
         of the device if it can be used. 'xla' and 'pallas' drop the same weights.
-      no_bias: projections without bias: some of 'query', 'key', 'value' and 'out'.
-      qk_norm: factory of the norms of the heads of queries and keys, `q_norm` and `k_norm`, called
+      no_bias: Projections without bias: some of 'query', 'key', 'value' and 'out'.
+      qk_norm: Factory of the norms of the heads of queries and keys, `q_norm` and `k_norm`, called
         with `dtype` (Dehghani et al., 2023, arXiv:2302.05442, section 2); None omits them.
-      inner_norm: factory of the norm before the output projection, called likewise (sub-LN,
+      inner_norm: Factory of the norm before the output projection, called likewise (sub-LN,
         arXiv:2210.06423); None omits it.
-      relative: factory of the layer `position_bias`, which returns [1 H N N] to add to the scores
+      relative: Factory of the layer `position_bias`, which returns [1 H N N] to add to the scores
         of self-attention; None omits it.
 
     Raises:
@@ -194,16 +194,16 @@ class MultiHeadAttention(nn.Module):
         """Attend from each query to the keys.
 
         Args:
-          query: tokens of the queries.
-          key: tokens of the keys; by default the queries.
-          value: tokens of the values; by default the keys. Positions that should affect the weights
+          query: Tokens of the queries.
+          key: Tokens of the keys; by default the queries.
+          value: Tokens of the values; by default the keys. Positions that should affect the weights
             but not the result are added to `query` and `key` only.
-          mask: true where a query may attend to a key.
-          bias: bias of the scores before the softmax.
-          segments: sequences that share a row; a query attends to the keys of its sequence.
-          rotary: positions of the tokens, which rotate queries and keys; M is N then.
-          causal: whether queries attend to no keys after their own position; M is N then.
-          train: whether dropout acts.
+          mask: True where a query may attend to a key.
+          bias: Bias of the scores before the softmax.
+          segments: Sequences that share a row; a query attends to the keys of its sequence.
+          rotary: Positions of the tokens, which rotate queries and keys; M is N then.
+          causal: Whether queries attend to no keys after their own position; M is N then.
+          train: Whether dropout acts.
         """
         key = query if key is None else key
         value = key if value is None else value

@@ -46,17 +46,17 @@ class BlockFields:
     Attributes:
       gelu: 'tanh' (approximate), 'erf' (exact) or 'quick' (x sigmoid(1.702 x), CLIP's).
       norm: 'layer' or 'rms' (without means and biases, arXiv:1910.07467).
-      norm_eps: value added to the variance in norms.
+      norm_eps: Value added to the variance in norms.
       norm_place: 'pre', the paper's; 'post', after the sums, without a final norm; or 'res_post',
         on the branches before the sums (Swin v2).
-      norm_pre: whether the tokens are also normalized before the first block (CLIP).
-      final_norm: whether the tokens are normalized after the last block (not in RADIO).
-      qk_norm: norm of the heads of queries and keys: 'none', 'layer' or 'rms'.
-      inner_norm: whether the joined heads are normalized (EVA-02 of CLIP, BEiT-3; sub-LN).
+      norm_pre: Whether the tokens are also normalized before the first block (CLIP).
+      final_norm: Whether the tokens are normalized after the last block (not in RADIO).
+      qk_norm: Norm of the heads of queries and keys: 'none', 'layer' or 'rms'.
+      inner_norm: Whether the joined heads are normalized (EVA-02 of CLIP, BEiT-3; sub-LN).
       mlp: 'mlp' (the paper's) or 'swiglu' (DINOv2, EVA-02, DINOv3); `mlp_dim` is the width between
         its layers.
-      mlp_norm: whether the hidden layer of the MLP is normalized (EVA-02).
-      layer_scale: initial value of a learned factor for each channel of every branch
+      mlp_norm: Whether the hidden layer of the MLP is normalized (EVA-02).
+      layer_scale: Initial value of a learned factor for each channel of every branch
         (arXiv:2103.17239); None omits the factors.
     """
 
@@ -78,7 +78,7 @@ class RelativeFields:
     """Learned biases of relative positions (BEiT, arXiv:2106.08254, section 2.5).
 
     Attributes:
-      shared: whether all blocks share the biases, as in BEiT's pre-training.
+      shared: Whether all blocks share the biases, as in BEiT's pre-training.
     """
 
     shared: bool = False
@@ -89,17 +89,17 @@ class PositionFields:
     """Positions of tokens, added to them and within attention.
 
     Attributes:
-      embed: positions added to the tokens: 'learn', 'sincos2d' (fixed) or 'none'.
-      prefix: tokens before the patches that have positions: 'class', class and distillation tokens
+      embed: Positions added to the tokens: 'learn', 'sincos2d' (fixed) or 'none'.
+      prefix: Tokens before the patches that have positions: 'class', class and distillation tokens
         (the paper); 'none' (big_vision, DeiT III); 'all', also registers (YOLOS).
-      std: initial standard deviation of learned positions; 0.02 in the authors' code, width^-1/2 in
+      std: Initial standard deviation of learned positions; 0.02 in the authors' code, width^-1/2 in
         big_vision.
-      kind: positions within attention: 'none'; 'rope', rotations counted in patches (EVA-02);
+      kind: Positions within attention: 'none'; 'rope', rotations counted in patches (EVA-02);
         'rope_dinov3', rotations of positions from -1 to 1; or 'relative', a learned bias for each
         relative position (BEiT).
-      rope: options of the kind 'rope'.
-      rope_dinov3: options of the kind 'rope_dinov3'.
-      relative: options of the kind 'relative'.
+      rope: Options of the kind 'rope'.
+      rope_dinov3: Options of the kind 'rope_dinov3'.
+      relative: Options of the kind 'relative'.
     """
 
     embed: str = 'learn'
@@ -113,7 +113,7 @@ class PositionFields:
 
 @dataclasses.dataclass(frozen=True)
 class PoolFields:
-    """The input of the head.
+    """Input of the head.
 
     Attributes:
       kind: 'cls': an extra class token, as in the paper. 'gap': mean of the tokens. 'patches': mean
@@ -121,9 +121,9 @@ class PoolFields:
         and that mean, [B 2 D], as for DINOv2's classifiers. 'map': attention pooling; 'cls_map':
         of all tokens, also a class token (PE core). 'none': no pooling. 'distilled': a class token
         and a distillation token, each with a head (DeiT, arXiv:2012.12877, section 4).
-      num_heads: heads of attention pooling; None for the blocks' number.
-      mlp_dim: hidden width of attention pooling; None for the blocks' width.
-      norm: whether the final norm is applied to the mean of the tokens instead of to the tokens, as
+      num_heads: Heads of attention pooling; None for the blocks' number.
+      mlp_dim: Hidden width of attention pooling; None for the blocks' width.
+      norm: Whether the final norm is applied to the mean of the tokens instead of to the tokens, as
         in fine-tuning of MAE (arXiv:2111.06377).
     """
 
@@ -135,13 +135,13 @@ class PoolFields:
 
 @dataclasses.dataclass(frozen=True)
 class HeadFields:
-    """The layers between the representation and the scores.
+    """Layers between the representation and the scores.
 
     Attributes:
-      representation_size: width of a tanh layer before the head; None omits the layer.
+      representation_size: Width of a tanh layer before the head; None omits the layer.
       norm: 'none', or 'batch': batch normalization without parameters before the head, for a linear
         probe of features of any scale (MAE, arXiv:2111.06377, appendix A.1).
-      bias: initial value of the head's biases.
+      bias: Initial value of the head's biases.
     """
 
     representation_size: int | None = None
@@ -194,7 +194,7 @@ def defaults(cls: type) -> dict[str, Any]:
 
 
 def is_group(value: Any) -> bool:
-    """Whether a value is a group of options: a record of a frozen dataclass."""
+    """Return whether a value is a group of options: a record of a frozen dataclass."""
     params = getattr(type(value), '__dataclass_params__', None)
     return params is not None and bool(params.frozen)
 
@@ -203,9 +203,9 @@ def place(cls: type, name: str, value: Any) -> list[tuple[str, Any]]:
     """Locate a model's field by its name or by its flat name of an earlier version.
 
     Args:
-      cls: class of the model.
-      name: field of the model, or a key of `MOVED`.
-      value: value of the field, or its text of an earlier version, such as 'rope(reference=16)'.
+      cls: Class of the model.
+      name: Field of the model, or a key of `MOVED`.
+      value: Value of the field, or its text of an earlier version, such as 'rope(reference=16)'.
 
     Returns:
       Pairs of a dotted path, such as 'positions.rope.reference', and a value.
@@ -234,8 +234,8 @@ def regroup(cls: type, *fields: Mapping[str, Any]) -> dict[str, Any]:
     """Nest fields of a model in groups, as dicts; later mappings replace earlier ones key by key.
 
     Args:
-      cls: class of the model.
-      *fields: values by field, nested or under flat names. Absent keys stay absent.
+      cls: Class of the model.
+      *fields: Values by field, nested or under flat names. Absent keys stay absent.
     """
     merged: dict[str, Any] = {}
     for name, value in (pair for mapping in fields for pair in mapping.items()):

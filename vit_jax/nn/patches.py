@@ -47,7 +47,7 @@ def unpatchify(
 
 
 class PatchEmbed(nn.Module):
-    """The linear projection E of flattened patches, equation 1 of arXiv:2010.11929.
+    """Linear projection E of flattened patches, equation 1 of arXiv:2010.11929.
 
     It equals a convolution with stride `patch_size`, but as one matmul. Kernel
     [patch_size, patch_size, C, D], bias [D] if any.
@@ -91,7 +91,7 @@ class PatchDropout(nn.Module):
     the same patches on any device.
 
     Attributes:
-      rate: share of each image's patches that is left out.
+      rate: Share of each image's patches that is left out.
 
     Raises:
       UserError: if `rate` is outside [0, 1).
@@ -106,8 +106,8 @@ class PatchDropout(nn.Module):
         """Drop tokens; return the others in random order, and which of them are real.
 
         Args:
-          x: tokens with their positions.
-          real: false for padding, which is left out first.
+          x: Tokens with their positions.
+          real: False for padding, which is left out first.
 
         Returns:
           K = ceil((1 - rate) N) tokens, of which ceil((1 - rate) n) belong to an image of n

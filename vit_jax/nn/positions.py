@@ -71,9 +71,9 @@ def masked_sine2d(
     2 pi. Half of the features are of y, half of x, sines and cosines interleaved.
 
     Args:
-      mask: true for real cells, false for padding, which is at the right and the bottom.
+      mask: True for real cells, false for padding, which is at the right and the bottom.
       dim: D, a multiple of 4.
-      temperature: frequencies fall from 1 to nearly 1 / temperature.
+      temperature: Frequencies fall from 1 to nearly 1 / temperature.
 
     Raises:
       UserError: if `dim` is not a multiple of 4.
@@ -116,8 +116,8 @@ def resized(
     like `ops.resize.bilinear_half_pixel`; but grids may be traced values.
 
     Args:
-      table: vectors of a grid.
-      grid: rows and columns of patches of each image; 0 counts as 1.
+      table: Vectors of a grid.
+      grid: Rows and columns of patches of each image; 0 counts as 1.
       tokens: N; tokens beyond rows * columns get undefined positions.
     """
     rows, columns = jnp.maximum(grid[:, :1], 1), jnp.maximum(grid[:, 1:], 1)
@@ -173,8 +173,8 @@ class RelativeBias(nn.Module):
 
     Attributes:
       num_heads: H.
-      grid: h rows and w columns of patches.
-      prefix: number of tokens before the patches.
+      grid: H rows and w columns of patches.
+      prefix: Number of tokens before the patches.
     """
 
     num_heads: int
@@ -222,8 +222,8 @@ class Relative(NamedTuple):
     """Relative positions as learned biases.
 
     Attributes:
-      layout: layout of the tokens.
-      shared: whether all blocks have the same biases.
+      layout: Layout of the tokens.
+      shared: Whether all blocks have the same biases.
     """
 
     layout: Layout

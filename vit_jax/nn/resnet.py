@@ -28,14 +28,14 @@ class ResNet(nn.Module):
     stride 2 except for the first.
 
     Attributes:
-      layers: blocks of each stage.
-      width: channels of the root; 64 in the paper.
+      layers: Blocks of each stage.
+      width: Channels of the root; 64 in the paper.
       norm: 'frozen' (see `FrozenNorm`), for trained weights, or 'group', for training from scratch.
-      dilate: whether the last stage keeps its resolution and dilates its convolutions instead (DC5
+      dilate: Whether the last stage keeps its resolution and dilates its convolutions instead (DC5
         of Carion et al., 2020, arXiv:2005.12872, section 4).
-      frozen_stages: number of parts without gradient: 1 for the root, 2 for the root and the first
+      frozen_stages: Number of parts without gradient: 1 for the root, 2 for the root and the first
         stage.
-      dtype: computation dtype.
+      dtype: Computation dtype.
 
     Raises:
       UserError: if a stage has no block.
@@ -76,10 +76,10 @@ class Stage(nn.Module):
     """`depth` residual blocks, `block_0`, `block_1`, ...
 
     Attributes:
-      block: factory of blocks, called with `stride` and `name`, and with `dilation` if `dilate`.
-      depth: number of blocks.
-      stride: stride of the first block; the others have stride 1.
-      dilate: whether the convolutions of the other blocks are dilated by the stride, instead of
+      block: Factory of blocks, called with `stride` and `name`, and with `dilation` if `dilate`.
+      depth: Number of blocks.
+      stride: Stride of the first block; the others have stride 1.
+      dilate: Whether the convolutions of the other blocks are dilated by the stride, instead of
         striding in the first.
     """
 
@@ -269,13 +269,13 @@ class StdConv(nn.Module):
 
     Attributes:
       features: D, channels of the output.
-      kernel_size: k.
-      stride: stride of rows and columns.
+      kernel_size: K.
+      stride: Stride of rows and columns.
       padding: 'same', as in TensorFlow: an odd row or column of zeros goes to the end.
         'symmetric', as in PyTorch: k // 2 zeros on every side. They differ for an even image and
         stride 2.
-      var_eps, std_eps: see `standardize`.
-      dtype: dtype of the convolution; the kernel is stored and standardized in float32.
+      var_eps, std_eps: See `standardize`.
+      dtype: Dtype of the convolution; the kernel is stored and standardized in float32.
     """
 
     features: int

@@ -32,8 +32,8 @@ class Rotary:
     """Rotations of the heads of every token.
 
     Attributes:
-      cos, sin: cosines and sines of the angles, [N K/2], or [B N K/2] if rows differ.
-      neighbors: whether channels 2i and 2i + 1 are a pair, instead of i and i + K/2.
+      cos, sin: Cosines and sines of the angles, [N K/2], or [B N K/2] if rows differ.
+      neighbors: Whether channels 2i and 2i + 1 are a pair, instead of i and i + K/2.
     """
 
     cos: Float[Array, '*B N k']
@@ -57,9 +57,9 @@ class Layout(NamedTuple):
     """Layout of a row: tokens without a place, registers, and the patches line by line.
 
     Attributes:
-      grid: rows and columns of patches.
-      first: number of tokens before the registers.
-      registers: number of registers.
+      grid: Rows and columns of patches.
+      first: Number of tokens before the registers.
+      registers: Number of registers.
     """
 
     grid: tuple[int, int]
@@ -72,12 +72,12 @@ class Rope:
     """Positions counted in patches: EVA-02, Fang et al., 2023, arXiv:2303.11331, section 2.1.
 
     Attributes:
-      theta: range of the frequencies, which fall from 1 to nearly 1 / theta.
-      reference: side of the grid of the pre-training, to which larger and smaller grids are scaled;
+      theta: Range of the frequencies, which fall from 1 to nearly 1 / theta.
+      reference: Side of the grid of the pre-training, to which larger and smaller grids are scaled;
         0 to count patches of any grid.
-      offset: number added to each row and column before they are scaled (1 in PE).
+      offset: Number added to each row and column before they are scaled (1 in PE).
       order: 'yx', or 'xy' if the first half of the pairs turns with the column (PE).
-      registers: theta of the registers, which then form a separate square grid (ViT-5); 0 leaves
+      registers: Theta of the registers, which then form a separate square grid (ViT-5); 0 leaves
         them unrotated.
     """
 
@@ -91,9 +91,9 @@ class Rope:
         """Compute the rotations of all tokens.
 
         Args:
-          layout: arrangement of the tokens.
+          layout: Arrangement of the tokens.
           size: K, width of a head.
-          next_key: has no effect.
+          next_key: Has no effect.
 
         Raises:
           UserError: if a head's width is not a multiple of 4, the order does not exist, or the
@@ -126,13 +126,13 @@ class RopeDinov3:
     The changes are drawn once for a batch, so that all blocks and images of a call share them.
 
     Attributes:
-      theta: range of the periods, which rise from 1 to nearly theta.
-      normalize: side that is 2 long: 'separate' for both, 'max' or 'min' for the longer or the
+      theta: Range of the periods, which rise from 1 to nearly theta.
+      normalize: Side that is 2 long: 'separate' for both, 'max' or 'min' for the longer or the
         shorter one.
-      shift: largest shift of each axis.
-      jitter: largest factor of each axis, log-uniform.
-      rescale: largest factor of both axes together, log-uniform.
-      periods: dtype to which the periods are rounded; 'bfloat16' in the authors' files.
+      shift: Largest shift of each axis.
+      jitter: Largest factor of each axis, log-uniform.
+      rescale: Largest factor of both axes together, log-uniform.
+      periods: Dtype to which the periods are rounded; 'bfloat16' in the authors' files.
     """
 
     theta: float = 100.0
@@ -146,9 +146,9 @@ class RopeDinov3:
         """Compute the rotations of all tokens.
 
         Args:
-          layout: arrangement of the tokens; tokens before the patches are not rotated.
+          layout: Arrangement of the tokens; tokens before the patches are not rotated.
           size: K, width of a head.
-          next_key: source of the key of the changes; None for no changes, as in evaluation.
+          next_key: Source of the key of the changes; None for no changes, as in evaluation.
 
         Raises:
           UserError: for a head's width that is not a multiple of 4, or an invalid field.

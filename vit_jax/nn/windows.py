@@ -42,12 +42,12 @@ UNSEEN = -1e30  # bias of the scores of tokens that nothing attends to
 
 @dataclasses.dataclass(frozen=True)
 class Windows:
-    """The layout of windows on a feature map of a known size.
+    """Layout of windows on a feature map of a known size.
 
     Attributes:
-      height, width: sides of the map in tokens.
+      height, width: Sides of the map in tokens.
       side: M, side of a window in tokens.
-      shift: rows and columns by which the map is rolled up and to the left before it is cut.
+      shift: Rows and columns by which the map is rolled up and to the left before it is cut.
     """
 
     height: int
@@ -209,13 +209,13 @@ class WindowAttention(nn.Module):
     Attributes:
       num_heads: H; divides the width.
       window: M, side of a window in tokens.
-      shifted: whether the windows are shifted by half of their side.
-      dropout: dropout rate of the weights.
-      kernel_init: initializer of both projections.
-      dtype: computation dtype; the softmax stays float32.
-      attention: implementation: 'xla'; 'pallas', a TPU kernel without dropout; or 'auto',
+      shifted: Whether the windows are shifted by half of their side.
+      dropout: Dropout rate of the weights.
+      kernel_init: Initializer of both projections.
+      dtype: Computation dtype; the softmax stays float32.
+      attention: Implementation: 'xla'; 'pallas', a TPU kernel without dropout; or 'auto',
         the kernel if it can be used.
-      qkv_bias: whether queries, keys and values have biases.
+      qkv_bias: Whether queries, keys and values have biases.
 
     Raises:
       UserError: if 'pallas' is requested for something that the kernel does not support.
@@ -332,13 +332,13 @@ class Stage(nn.Module):
     """Blocks with plain and shifted windows in turn, followed by `merge` except in the last stage.
 
     Attributes:
-      block: factory of blocks, called with `shifted` and `name`.
-      drop_paths: rate of each block.
-      merging: factory of the layer that merges four neighbors into one token; None for the last
+      block: Factory of blocks, called with `shifted` and `name`.
+      drop_paths: Rate of each block.
+      merging: Factory of the layer that merges four neighbors into one token; None for the last
         stage.
-      remat: recomputation in the backward pass; see `vit_jax.nn.attention`.
-      norm_eps: value added to the variance in the norm of the merging.
-      dtype: computation dtype.
+      remat: Recomputation in the backward pass; see `vit_jax.nn.attention`.
+      norm_eps: Value added to the variance in the norm of the merging.
+      dtype: Computation dtype.
     """
 
     block: Callable[..., nn.Module]
@@ -509,5 +509,5 @@ def pad_to_multiple(x: Float[Array, 'B H W C'], multiple: int) -> Float[Array, '
 
 
 def is_shifted(block: int) -> bool:
-    """Whether a stage's block has shifted windows; every second block has."""
+    """Return whether a stage's block has shifted windows; every second block has."""
     return block % 2 == 1

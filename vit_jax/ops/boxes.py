@@ -90,8 +90,8 @@ def match(cost: Float[Array, '*B N Q'], real: Bool[Array, '*B N']) -> Int[Array,
     """Match each object with a prediction by the assignment with minimum total cost.
 
     Args:
-      cost: cost of object n with prediction q. Costs that are not finite count as `WORST_COST`.
-      real: false in padding rows.
+      cost: Cost of object n with prediction q. Costs that are not finite count as `WORST_COST`.
+      real: False in padding rows.
 
     Returns:
       int32 indices of distinct predictions; -1 for padding. If there are more objects than
@@ -113,19 +113,19 @@ class _Search(NamedTuple):
     """Search state of one image.
 
     Attributes:
-      turn: number of objects assigned so far.
-      prices: dual variables of the predictions. An object's dual variable is its cost with its
+      turn: Number of objects assigned so far.
+      prices: Dual variables of the predictions. An object's dual variable is its cost with its
         prediction minus the price of the prediction.
-      owner: object of each prediction, -1 for none.
-      has: prediction of each object, -1 for none.
-      row: object at the end of the shortest chain, which is extended next.
-      lowest: length of this chain: its increase of the total cost.
-      shortest: length of the shortest chain to each prediction.
-      before: object before each prediction in this chain.
-      final: predictions whose shortest chain is final.
-      least: smallest increase of the total cost by dropping one of the visited objects.
-      dropped: this object.
-      place: prediction to reassign next, -1 while chains are extended.
+      owner: Object of each prediction, -1 for none.
+      has: Prediction of each object, -1 for none.
+      row: Object at the end of the shortest chain, which is extended next.
+      lowest: Length of this chain: its increase of the total cost.
+      shortest: Length of the shortest chain to each prediction.
+      before: Object before each prediction in this chain.
+      final: Predictions whose shortest chain is final.
+      least: Smallest increase of the total cost by dropping one of the visited objects.
+      dropped: This object.
+      place: Prediction to reassign next, -1 while chains are extended.
     """
 
     turn: Array

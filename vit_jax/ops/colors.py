@@ -211,8 +211,8 @@ def class_weights(counts: Num[np.ndarray, 'Q'], mix: float = REBALANCE) -> Float
     under the smoothed shares is 1.
 
     Args:
-      counts: number of colors in each bin.
-      mix: lambda, 0 for pure inverses, 1 for no rebalancing.
+      counts: Number of colors in each bin.
+      mix: Lambda, 0 for pure inverses, 1 for no rebalancing.
     """
     distances = np.square(bin_centers()[:, None] - bin_centers()[None]).sum(-1)
     kernel = np.exp(-distances / (2 * SIGMA**2))

@@ -23,11 +23,11 @@ def from_segments(segments: Int[Array, 'B H W'], count: int) -> Bool[Array, 'B N
 
 
 class Corners(NamedTuple):
-    """The four pixels around each point; they come first, since TPUs pad short last axes.
+    """Four pixels around each point; they come first, since TPUs pad short last axes.
 
     Attributes:
-      pixel: index in the flattened map.
-      weight: weight in a bilinear interpolation; 0 outside of the map.
+      pixel: Index in the flattened map.
+      weight: Weight in a bilinear interpolation; 0 outside of the map.
     """
 
     pixel: Int[Array, '4 *B P']
@@ -104,9 +104,9 @@ def uncertain_points(
     arXiv:1912.08193, section 4.1.2).
 
     Args:
-      key: key of the random points.
-      mask: mask logits.
-      count, oversample, importance: see above.
+      key: Key of the random points.
+      mask: Mask logits.
+      count, oversample, importance: See above.
     """
     first, second = jax.random.split(key)
     points = jax.random.uniform(first, (int(count * oversample), 2))
@@ -130,10 +130,10 @@ def focal_loss(
     object and 1 - alpha outside of it (Lin et al., 2017, arXiv:1708.02002, equation 5).
 
     Args:
-      logits: logit of each pixel to be in the object.
+      logits: Logit of each pixel to be in the object.
       targets: 1 for pixels in the object, else 0.
-      real: false for padding, which does not count.
-      alpha, gamma: see above.
+      real: False for padding, which does not count.
+      alpha, gamma: See above.
     """
     margin = jnp.where(targets, logits, -logits)
     weight = jnp.where(targets, alpha, 1 - alpha) * jax.nn.sigmoid(-margin) ** gamma

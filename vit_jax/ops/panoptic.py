@@ -23,11 +23,11 @@ Place = Callable[[np.ndarray], np.ndarray]
 
 
 class Segments(NamedTuple):
-    """The segments of an image.
+    """Segments of an image.
 
     Attributes:
       numbers: 1 + index in `queries` of the segment that a pixel belongs to; 0 for none.
-      queries: query index of each segment.
+      queries: Query index of each segment.
     """
 
     numbers: Int[np.ndarray, 'H W']
@@ -49,13 +49,13 @@ def merge(
     remaining masks. Carion et al., 2020, arXiv:2005.12872, section 4.4, and the authors' code.
 
     Args:
-      scores: class probabilities of predictions.
-      labels: class indices.
-      things: whether the class is a thing.
-      masks: mask logits.
-      place: function that converts an [h w] map of integers to the image in which pixels are
+      scores: Class probabilities of predictions.
+      labels: Class indices.
+      things: Whether the class is a thing.
+      masks: Mask logits.
+      place: Function that converts an [h w] map of integers to the image in which pixels are
         counted; -1 for pixels outside of all masks.
-      threshold: predictions with a score up to the threshold are dropped.
+      threshold: Predictions with a score up to the threshold are dropped.
     """
     queries = np.flatnonzero(scores > threshold)
     fuse = True
@@ -90,12 +90,12 @@ def merge_by_overlap(
     appendix, as in the code of Mask2Former and EoMT.
 
     Args:
-      scores: class probabilities of predictions.
-      labels: class indices.
-      things: whether the class is a thing.
-      masks: mask logits of the image.
-      threshold: predictions with a score up to the threshold are dropped.
-      overlap: minimum share of a mask's pixels that it keeps.
+      scores: Class probabilities of predictions.
+      labels: Class indices.
+      things: Whether the class is a thing.
+      masks: Mask logits of the image.
+      threshold: Predictions with a score up to the threshold are dropped.
+      overlap: Minimum share of a mask's pixels that it keeps.
     """
     queries = np.flatnonzero(scores > threshold)
     numbers, chosen = np.zeros(masks.shape[1:], int), []
@@ -155,11 +155,11 @@ def from_prediction(
     """Merge the prediction for one image into segments.
 
     Args:
-      prediction: prediction of the task `segment_panoptic`. Masks are resized to the padded image
+      prediction: Prediction of the task `segment_panoptic`. Masks are resized to the padded image
         and cropped to the real one.
-      place: see `merge`.
-      threshold: minimum score.
-      overlap: use `merge_by_overlap` instead of `merge`.
+      place: See `merge`.
+      threshold: Minimum score.
+      overlap: Use `merge_by_overlap` instead of `merge`.
       size: Height and width, with `overlap`, of the image to which logits are interpolated before
         merging, instead of mapping pixels with `place` afterwards.
     """

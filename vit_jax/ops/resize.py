@@ -117,8 +117,8 @@ def grid(x: Float[Values, 'h w D'], size: Size, method: str) -> Float[np.ndarray
     """Resize a grid of learned vectors.
 
     Args:
-      x: vectors of the old grid.
-      size: rows and columns of the new grid.
+      x: Vectors of the old grid.
+      size: Rows and columns of the new grid.
       method: 'bilinear' (`bilinear_align_corners`), 'bicubic' (`bicubic_half_pixel`),
         'bicubic_offset', 'antialiased' (`bicubic_antialiased`), 'linear' (`linear_half_pixel`),
         'linear_antialiased' (`bilinear_half_pixel`) or 'geometric'. With the suffix '_cropped', the
@@ -147,9 +147,9 @@ def position_embedding(
 
     Args:
       table: `num_prefix` rows (class token), then the grid in raster order.
-      old_grid, new_grid: rows and columns of patches.
-      method: resizing method, see `grid`.
-      num_prefix: number of rows before the grid.
+      old_grid, new_grid: Rows and columns of patches.
+      method: Resizing method, see `grid`.
+      num_prefix: Number of rows before the grid.
 
     Raises:
       UserError: if there is no such method, a grid is empty, or the table does not fit `old_grid`.

@@ -54,11 +54,11 @@ class Search:
 
     Attributes:
       method: 'beam', 'greedy' or 'sample'.
-      beams, alpha, stop: parameters of `beam_search`.
-      temperature, top_k, top_p: parameters of `sample`.
-      extra_len: maximum number of tokens by which a target may exceed its source, both with eos; 50
+      beams, alpha, stop: Parameters of `beam_search`.
+      temperature, top_k, top_p: Parameters of `sample`.
+      extra_len: Maximum number of tokens by which a target may exceed its source, both with eos; 50
         in Vaswani et al., 2017, section 6.1.
-      max_len: maximum number of tokens of any target, including eos; None for no limit.
+      max_len: Maximum number of tokens of any target, including eos; None for no limit.
 
     Raises:
       UserError: if the method is unknown, or a length leaves no room for a token.
@@ -91,10 +91,10 @@ def decode(
     """Decode every source; the caller compiles the function.
 
     Args:
-      apply: model, see the module's docstring.
-      source: tokens, with eos at the end, then padding; rows with only padding are skipped.
-      search: search method and its options.
-      keys: random key for each example, for sampling.
+      apply: Model, see the module's docstring.
+      source: Tokens, with eos at the end, then padding; rows with only padding are skipped.
+      search: Search method and its options.
+      keys: Random key for each example, for sampling.
 
     Returns:
       `search.beams` hypotheses per example for beam search, else one, the best first.
@@ -120,9 +120,9 @@ def generate(
     """Decode the output of the model's `encode`, for any source, such as images.
 
     Args:
-      apply, search, keys: see `decode`; the lengths of `search` have no effect.
-      memory: encoded source.
-      max_len, max_lens: see `greedy`.
+      apply, search, keys: See `decode`; the lengths of `search` have no effect.
+      memory: Encoded source.
+      max_len, max_lens: See `greedy`.
     """
 
     def step(cache: Cache, tokens: Array, position: Array) -> tuple[Array, Cache]:
@@ -154,13 +154,13 @@ def greedy(
     """Pick the most probable token at each position, the lowest id in case of ties.
 
     Args:
-      step: function that scores the next tokens, see the module's docstring.
-      cache: initial cache of `step`, one sequence per example.
-      max_len: maximum number of tokens of a hypothesis, including eos; static.
-      max_lens: maximum number of tokens per example, if smaller; 0 skips an example, such as
+      step: Function that scores the next tokens, see the module's docstring.
+      cache: Initial cache of `step`, one sequence per example.
+      max_len: Maximum number of tokens of a hypothesis, including eos; static.
+      max_lens: Maximum number of tokens per example, if smaller; 0 skips an example, such as
         padding.
-      bos: first token.
-      eos: token that ends a sequence.
+      bos: First token.
+      eos: Token that ends a sequence.
 
     Returns:
       One hypothesis per example, K = 1; its score is its log-probability.
@@ -188,11 +188,11 @@ def sample(
     """Draw tokens from softmax(logits / temperature), filtered by `top_k` and then by `top_p`.
 
     Args:
-      step, cache, max_len, max_lens, bos, eos: see `greedy`.
-      keys: random key for each example.
-      temperature: temperature above 0; near 0 equal to `greedy`.
-      top_k: number of most probable tokens to draw from, see `keep_top_k`.
-      top_p: probability of the nucleus to draw from, see `keep_top_p`.
+      step, cache, max_len, max_lens, bos, eos: See `greedy`.
+      keys: Random key for each example.
+      temperature: Temperature above 0; near 0 equal to `greedy`.
+      top_k: Number of most probable tokens to draw from, see `keep_top_k`.
+      top_p: Probability of the nucleus to draw from, see `keep_top_p`.
 
     Returns:
       One hypothesis per example, K = 1; its score is its log-probability under the model, at
@@ -296,16 +296,16 @@ def beam_search(
     A single beam stops at its first hypothesis under any rule, which equals `greedy`.
 
     Args:
-      step, cache: model, see the module's docstring; one sequence per example. Arrays that `step`
+      step, cache: Model, see the module's docstring; one sequence per example. Arrays that `step`
         returns unchanged, such as the encoded source, are not moved between beams.
-      beams: number K of prefixes and of returned hypotheses.
-      max_len: maximum number of tokens of a hypothesis, including eos; static.
-      max_lens: maximum number of tokens per example, if smaller, such as the length of its source +
+      beams: Number K of prefixes and of returned hypotheses.
+      max_len: Maximum number of tokens of a hypothesis, including eos; static.
+      max_lens: Maximum number of tokens per example, if smaller, such as the length of its source +
         50 (Vaswani et al., 2017, section 6.1); 0 skips an example, such as padding.
-      alpha: exponent of the length penalty, at least 0; with 0 the score is the log-probability.
+      alpha: Exponent of the length penalty, at least 0; with 0 the score is the log-probability.
       stop: 'best', 'all' or 'full'.
-      bos: first token.
-      eos: token that ends a sequence.
+      bos: First token.
+      eos: Token that ends a sequence.
 
     Raises:
       UserError: if a number is out of range, or `stop` is unknown.

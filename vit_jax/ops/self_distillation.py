@@ -26,9 +26,9 @@ def sinkhorn(
     rows last (Caron et al., 2020, arXiv:2006.09882, section 3.1).
 
     Args:
-      logits: logits divided by the temperature.
-      real: above 0, or true, for real rows; other rows get probabilities but no share.
-      iterations: number of pairs of divisions.
+      logits: Logits divided by the temperature.
+      real: Above 0, or true, for real rows; other rows get probabilities but no share.
+      iterations: Number of pairs of divisions.
     """
     absent = jnp.where(real > 0, 0.0, -jnp.inf)[:, None]
     for _ in range(iterations):
@@ -53,9 +53,9 @@ def koleo(
     equation 2).
 
     Args:
-      features: features, not necessarily normalized.
-      real: above 0, or true, for rows that can be neighbors; at least two.
-      eps: constant added to differences and distances, and lower bound of lengths to divide by.
+      features: Features, not necessarily normalized.
+      real: Above 0, or true, for rows that can be neighbors; at least two.
+      eps: Constant added to differences and distances, and lower bound of lengths to divide by.
     """
     x = features.astype(jnp.float32)
     x = x / _length(x, eps)[:, None]
@@ -87,10 +87,10 @@ def gram(
     any number of patches.
 
     Args:
-      student, teacher: features of the same patches; their widths may differ.
-      negatives: treatment of negative similarities: 'kept', 'cut' to 0, or 'cut_of_teacher' to cut
+      student, teacher: Features of the same patches; their widths may differ.
+      negatives: Treatment of negative similarities: 'kept', 'cut' to 0, or 'cut_of_teacher' to cut
         only the teacher's.
-      normalized: whether similarities are cosines, as in the paper, or dot products.
+      normalized: Whether similarities are cosines, as in the paper, or dot products.
     """
     student_similarity, teacher_similarity = (
         _similarities(x.astype(jnp.float32), normalized) for x in (student, teacher)
@@ -116,8 +116,8 @@ class CropMasks(NamedTuple):
     """Masks of the G crops of an image with N patches each.
 
     Attributes:
-      hidden: true for hidden patches.
-      places: indices of hidden patches among all G N; padded at the end of each masked crop.
+      hidden: True for hidden patches.
+      places: Indices of hidden patches among all G N; padded at the end of each masked crop.
       weights: 1 / number of hidden patches of the crop; 0 for padding.
     """
 
@@ -132,11 +132,11 @@ def crop_masks(
     """Draw masks for `masked` of the crops of one image.
 
     Args:
-      key: key of the image.
-      grid: rows and columns of patches in a crop.
-      crops: number G of crops, at least `masked`.
-      masked: number of crops with hidden patches.
-      ratios: range of the share of hidden patches, drawn uniformly for each crop.
+      key: Key of the image.
+      grid: Rows and columns of patches in a crop.
+      crops: Number G of crops, at least `masked`.
+      masked: Number of crops with hidden patches.
+      ratios: Range of the share of hidden patches, drawn uniformly for each crop.
     """
     patches, max_hidden = math.prod(grid), int(math.prod(grid) * ratios[1])
     crop_key, shares, blocks = jax.random.split(key, 3)

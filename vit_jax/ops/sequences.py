@@ -74,8 +74,8 @@ def join_patches(
     `data.transforms.patches.cut`.
 
     Args:
-      patches: patches of the image, then padding.
-      grid: rows and columns of patches.
+      patches: Patches of the image, then padding.
+      grid: Rows and columns of patches.
     """
     rows, columns = map(int, grid)
     side, channels = side_and_channels(patches.shape[1])

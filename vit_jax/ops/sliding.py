@@ -25,10 +25,10 @@ def average(
     """Join the scores of windows along the last axis, averaging overlaps.
 
     Args:
-      scores: scores of the pixels of each window.
-      first: first pixel of each window along the longer side; -1 for padding windows.
-      tall: whether the image is taller than wide; then its rows become the last axis.
-      length: length of the result, at least the longer side; 0 where there is no window.
+      scores: Scores of the pixels of each window.
+      first: First pixel of each window along the longer side; -1 for padding windows.
+      tall: Whether the image is taller than wide; then its rows become the last axis.
+      length: Length of the result, at least the longer side; 0 where there is no window.
     """
     side = scores.shape[-1]
     scores = jnp.where(tall, scores.swapaxes(-1, -2), scores)
@@ -56,10 +56,10 @@ def classes_at(
     Interpolation is bilinear between pixel centers, without antialiasing, like PyTorch's.
 
     Args:
-      scores: score maps; the first rows and columns, `size`, belong to the image.
-      size: height and width of the image seen by the model.
-      full: height and width of the original image.
-      frame: size of the result, at least `full`.
+      scores: Score maps; the first rows and columns, `size`, belong to the image.
+      size: Height and width of the image seen by the model.
+      full: Height and width of the original image.
+      frame: Size of the result, at least `full`.
 
     Returns:
       int32; NONE outside of the original image, NOT_FINITE where a score is not finite.
@@ -101,9 +101,9 @@ def segmentation(
     """Classify each pixel of images from the scores of their windows.
 
     Args:
-      scores: scores of the windows of the transform `sliding_windows`.
-      batch: batch with the fields `starts`, `tall`, `scaled_size` and `full_size`.
-      frame: height and width of the largest original, to interpolate scores to the sizes of the
+      scores: Scores of the windows of the transform `sliding_windows`.
+      batch: Batch with the fields `starts`, `tall`, `scaled_size` and `full_size`.
+      frame: Height and width of the largest original, to interpolate scores to the sizes of the
         originals; None to classify the pixels of the resized images.
 
     Returns:

@@ -19,9 +19,9 @@ class Term(NamedTuple):
     """One term of a loss over the rows of a batch; its mean is `sum / count`.
 
     Attributes:
-      sum: sum over examples, tokens, boxes or patches.
-      count: their number, or the sum of their weights; no gradient flows into it.
-      weight: weight of the mean in the loss; 0 for a metric outside of the loss.
+      sum: Sum over examples, tokens, boxes or patches.
+      count: Their number, or the sum of their weights; no gradient flows into it.
+      weight: Weight of the mean in the loss; 0 for a metric outside of the loss.
     """
 
     sum: Num[Array, '']
@@ -44,8 +44,8 @@ def means(terms: dict[str, Term], over: Scalars | None = None) -> Scalars:
     """Compute `sum / count` of each term, 0 where the count is 0; float32.
 
     Args:
-      terms: terms of a batch or a part of a batch.
-      over: counts of the whole batch if `terms` belong to a part; the results add up to the mean.
+      terms: Terms of a batch or a part of a batch.
+      over: Counts of the whole batch if `terms` belong to a part; the results add up to the mean.
     """
     over = counts(terms) if over is None else over
     return {

@@ -147,7 +147,7 @@ def merge(params: PyTree, scale: float) -> PyTree:
 
     Args:
       params: Parameters, with adapters or without.
-      scale: alpha / rank.
+      scale: Alpha / rank.
     """
     return _merge_below(params, scale, '')
 
@@ -278,7 +278,7 @@ class Adapted:
 
     Attributes:
       model: Linen module.
-      scale: alpha / rank.
+      scale: Alpha / rank.
     """
 
     model: Any

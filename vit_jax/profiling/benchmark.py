@@ -45,11 +45,11 @@ class Timing:
       batch_size: Rows of the global batch.
       compile_sec: Seconds of tracing and compiling: the first call minus one step.
       step_sec: Median seconds per step.
-      step_sec_p10, step_sec_p90: the spread.
+      step_sec_p10, step_sec_p90: The spread.
       images_per_sec: Images, or pairs of sequences, per second of all devices.
       flops_per_sec: Model FLOPs per second, without recomputation.
       mfu: Share of the devices' peak; None if unknown.
-      peak_bytes: peak of one device's memory since the process began; None if not reported.
+      peak_bytes: Peak of one device's memory since the process began; None if not reported.
     """
 
     batch_size: int

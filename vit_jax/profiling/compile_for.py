@@ -51,7 +51,7 @@ class Compiled:
       module: Scheduled HLO of one chip; the last intermediate HLO if the step does not fit.
       buffers: Buffer assignment; empty if the step does not fit.
       seconds: Seconds of tracing and compiling.
-      overflow: bytes of a chip's memory, needed and available, if the step does not fit.
+      overflow: Bytes of a chip's memory, needed and available, if the step does not fit.
     """
 
     facts: Mapping[str, Any]
@@ -68,9 +68,9 @@ def compile_step(
 
     Args:
       request: Request that the program reads from its folder; `topology` is a name.
-      program: arguments of Python, before the request's folder. The program may write facts or an
+      program: Arguments of Python, before the request's folder. The program may write facts or an
         error into the folder, and compiles a function `train_step` or `eval_step`.
-      cycles: wait for machine code, which has the compiler's estimates of cycles.
+      cycles: Wait for machine code, which has the compiler's estimates of cycles.
 
     Raises:
       UserError: without the compiler, or for a mistake in the request.

@@ -38,7 +38,7 @@ class DataFacts:
       kinds: Kinds of training batches, the largest last.
       epoch: Examples per epoch.
       each: Examples per step, averaged over buckets.
-      tokens: tokens of the target in a step, on average and without padding; 0 without text.
+      tokens: Tokens of the target in a step, on average and without padding; 0 without text.
       size: Number of distinct training examples; None for `epoch`, 0 if unknown.
     """
 
@@ -74,7 +74,7 @@ class PlannedRun:
       forward: FLOPs of the forward passes on one example, including padding.
       train: FLOPs of forward and backward passes on one example.
       count: Number of runs; an upper bound for a search.
-      tokens: tokens of the target in a step, on average and without padding; 0 without text.
+      tokens: Tokens of the target in a step, on average and without padding; 0 without text.
       data_size: Number of distinct training examples; 0 if unknown.
     """
 
@@ -147,7 +147,7 @@ def price(
       examples: Examples per epoch, instead of the data's number.
       image_size: Side of square images in pixels, instead of the data's size.
       point: The config's differences from others, {'model.width': 64}.
-      count: number of runs.
+      count: Number of runs.
 
     Raises:
       UserError: if the data are neither known nor available, or `examples` or `image_size` is given

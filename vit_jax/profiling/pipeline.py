@@ -34,12 +34,12 @@ class Throughput:
     """Throughput measured by `measure_throughput`.
 
     Attributes:
-      first: the first batch.
-      first_sec: seconds until the first batch, including the start of threads and processes.
-      seconds: time measured, after the batches that may have been ready were discarded.
-      per_sec: rates by unit, such as {'images': 1200.0}; empty for a single batch.
-      slowest, fastest: lowest and highest rate in `PARTS` of the time, as shares of the mean.
-      loading: what made the batches.
+      first: The first batch.
+      first_sec: Seconds until the first batch, including the start of threads and processes.
+      seconds: Time measured, after the batches that may have been ready were discarded.
+      per_sec: Rates by unit, such as {'images': 1200.0}; empty for a single batch.
+      slowest, fastest: Lowest and highest rate in `PARTS` of the time, as shares of the mean.
+      loading: What made the batches.
     """
 
     first: Batch
@@ -61,10 +61,10 @@ def measure_throughput(
     batch at about the same time.
 
     Args:
-      data: data of the config.
-      batches: least number of batches, including the first and the discarded ones; 1 for only the
+      data: Data of the config.
+      batches: Least number of batches, including the first and the discarded ones; 1 for only the
         first.
-      report: called after each batch with its number, from 1.
+      report: Called after each batch with its number, from 1.
 
     Raises:
       UserError: if batches cannot be made.
@@ -105,7 +105,7 @@ def measure_stages(data: Dataset, examples: int, put: Callable[[Batch], Any]) ->
     An image is decoded in the stage 'decode', or in a crop that decodes only its window.
 
     Args:
-      data: data of the config.
+      data: Data of the config.
       examples: Number of examples, spread over the data; broken ones are ignored.
       put: Function that copies a batch to the devices.
 
@@ -168,9 +168,9 @@ class Need:
     """Data rate that a host needs at some training speed.
 
     Attributes:
-      name: name of the speed.
-      mfu: model FLOPs utilization.
-      seconds: seconds of a step.
+      name: Name of the speed.
+      mfu: Model FLOPs utilization.
+      seconds: Seconds of a step.
       per_host: Examples per second.
     """
 
@@ -202,7 +202,7 @@ def per_core(data: Dataset) -> float:
     """Training examples per second and core of this machine, with all of its cores in use.
 
     Args:
-      data: data of the config.
+      data: Data of the config.
 
     Raises:
       UserError: if no batch can be made.

@@ -65,7 +65,7 @@ class Report:
 
     Attributes:
       topology: Slice topology, such as `v5e:4x4`.
-      chips: number of chips of the slice.
+      chips: Number of chips of the slice.
       step: `train`, `eval` or `predict`.
       rows: Rows of a global batch.
       shapes: Shapes of one example, {name: shape}.
@@ -85,7 +85,7 @@ class Report:
       unit: JAX device: `chip`, or `core` of TPU7x; memory, program and bounds are a device's.
       fits: Whether the step fits into the memory of a device.
       crossing: Exchanges between slices, or hosts of GPUs, which are not in `bound`; None on one.
-      rematerialized: operations that the compiler repeats to save memory, on GPUs; model.remat is
+      rematerialized: Operations that the compiler repeats to save memory, on GPUs; model.remat is
         not counted.
     """
 
@@ -125,7 +125,7 @@ class RunEstimate:
     Attributes:
       steps: Number of steps.
       seconds: Lower bound for a step, an average if batches have several shapes.
-      chips: number of chips of the slice.
+      chips: Number of chips of the slice.
       refusal: Why `train` would refuse the schedules of a run with this length; '' if it would not.
       rows: Mean number of examples per step.
       mfu: MFU at the bound.
@@ -163,7 +163,7 @@ def preflight(
     """Compile every kind of batch of a run, the largest first, and estimate the run.
 
     Args:
-      config: not changed.
+      config: Not changed.
       topology: Topology of the slices to run on.
       program: Program that compiles one step, such as `trainer.ahead_of_time.PROGRAM`; see
         `compile_for`.

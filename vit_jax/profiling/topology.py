@@ -91,7 +91,7 @@ class Gpu(Chip):
       fpus: Float32 units per multiprocessor.
       threads: Most threads per multiprocessor.
       shared: Bytes of shared memory.
-      l2: bytes of the L2 cache.
+      l2: Bytes of the L2 cache.
     """
 
     networks: tuple[int, ...] = (800, 1600, 3200)

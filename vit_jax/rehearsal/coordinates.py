@@ -40,10 +40,10 @@ def check(
     """Train for a few steps at each width, in both parametrizations.
 
     Args:
-      config: checked; `optim.parametrization` names the widths of the base model.
+      config: Checked; `optim.parametrization` names the widths of the base model.
       multiples: Multiples of these widths to train at.
       steps: Number of steps at the config's constant learning rate.
-      seeds: number of initializations, and orders of the examples, to average over.
+      seeds: Number of initializations, and orders of the examples, to average over.
       report: Function called after each training.
 
     Raises:

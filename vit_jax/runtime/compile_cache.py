@@ -51,14 +51,14 @@ def describe() -> str:
 
 
 def _folder() -> pathlib.Path:
-    """The folder for this kind of machine: programs for CPUs depend on the processor's features."""
+    """Return the folder for this kind of machine; CPU programs depend on its features."""
     home = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
     kind = hashlib.sha256(_processor().encode()).hexdigest()[:8]
     return pathlib.Path(home, 'vit_jax', 'xla', f'{platform.machine() or "unknown"}-{kind}')
 
 
 def _processor() -> str:
-    """The model and features of the processor, as far as they are known."""
+    """Return the model and features of the processor, as far as they are known."""
     with contextlib.suppress(OSError):
         first = CPU_INFO.read_text().partition('\n\n')[0]
         return '\n'.join(
@@ -68,7 +68,7 @@ def _processor() -> str:
 
 
 def _usable(folder: pathlib.Path) -> bool:
-    """Whether programs can be written there, after deleting the least recently used ones."""
+    """Return whether programs can be written there, after deleting the least recently used ones."""
     if not folder.is_absolute():
         return False
     try:

@@ -71,7 +71,7 @@ class Progress(rich.progress.Progress):
 
 
 def status(text: str) -> Any:
-    """A spinner with text during long work, if standard error is a terminal."""
+    """Return a spinner with text during long work, if standard error is a terminal."""
     return Console(stderr=True).status(text)
 
 
@@ -79,7 +79,7 @@ def status(text: str) -> Any:
 def progress(
     what: str, total: int | None, *, quiet: bool = False, is_bytes: bool = False
 ) -> Iterator[Callable[..., None]]:
-    """A progress bar on standard error, if that is a terminal; yields a function to advance it."""
+    """Show a progress bar if standard error is a terminal; yield a function to advance it."""
     console = Console(stderr=True)
     description = TextColumn('{task.description}', markup=False)
     count = DownloadColumn(binary_units=True) if is_bytes else MofNCompleteColumn()
@@ -95,9 +95,9 @@ class Table(rich.table.Table):
     No cell is truncated on a console with soft wrap, however wide the row is.
 
     Args:
-      headings: headings of the columns.
-      left: number of left-aligned columns, before right-aligned ones; None for all.
-      options: options of each column.
+      headings: Headings of the columns.
+      left: Number of left-aligned columns, before right-aligned ones; None for all.
+      options: Options of each column.
     """
 
     def __init__(self, *headings: str, left: int | None = None, **options: Any):
@@ -129,7 +129,7 @@ class OutputError(UserError):
 
 
 class ReaderLeft(OutputError):
-    """The reader of standard output has exited, like `head` after some lines."""
+    """Reader of standard output has exited, like `head` after some lines."""
 
     exit_code = EXIT_FAILED
 
@@ -200,8 +200,8 @@ class _Stream:
     """A text stream that writes through another one.
 
     Args:
-      stream: output stream.
-      edit: applied to every text, for example `visible`.
+      stream: Output stream.
+      edit: Applied to every text, for example `visible`.
       failure: None to raise what a failed write raises, 'drop' to drop all further output instead,
         'report' to raise `OutputError`.
     """
@@ -213,7 +213,7 @@ class _Stream:
 
     @property
     def exact(self) -> Any:
-        """The same stream without edits, for writers that escape names themselves."""
+        """Same stream without edits, for writers that escape names themselves."""
         inner = getattr(self._stream, 'exact', self._stream)
         return inner if self._failure is None else _Stream(inner, failure=self._failure)
 

@@ -67,19 +67,19 @@ def share_cores(peers: Sequence[list[int]]) -> None:
 
 
 def affinity() -> list[int]:
-    """The numbers of the cores that this process may run on."""
+    """Return the numbers of the cores that this process may run on."""
     if hasattr(os, 'sched_getaffinity'):  # Linux has it
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
 
 
 def host_id() -> str:
-    """A name of this machine, or of this container of it."""
+    """Return a name of this machine, or of this container of it."""
     return f'{socket.gethostname()} {read_or_empty(BOOT_ID).strip()}'
 
 
 def _quotas() -> Iterator[float]:
-    """The quotas, in cores, of this process's control groups and their ancestors."""
+    """Yield the quotas, in cores, of this process's control groups and their ancestors."""
     for version, folder in control_groups('cpu'):
         names = ('cpu.max',) if version == 2 else ('cpu.cfs_quota_us', 'cpu.cfs_period_us')
         yield from _quota(' '.join(read_or_empty(folder / name) for name in names))
@@ -96,7 +96,7 @@ def control_groups(controller: str) -> Iterator[tuple[int, pathlib.Path]]:
 
 
 def _quota(text: str) -> Iterator[float]:
-    """The cores of `QUOTA PERIOD`, in microseconds; nothing if the quota is `max` or -1."""
+    """Yield the cores of `QUOTA PERIOD`, in microseconds; nothing if the quota is `max` or -1."""
     with contextlib.suppress(ValueError, ZeroDivisionError):
         quota, period = text.split()
         if float(quota) > 0:
@@ -109,7 +109,7 @@ def _upwards(root: pathlib.Path, path: str) -> list[pathlib.Path]:
 
 
 def read_or_empty(path: pathlib.Path) -> str:
-    """The text of a file; empty if it cannot be read."""
+    """Return the text of a file; empty if it cannot be read."""
     with contextlib.suppress(OSError):
         return path.read_text()
     return ''

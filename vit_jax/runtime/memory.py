@@ -34,8 +34,8 @@ class OutOfMemory(UserError):
     """A run that does not fit into the memory of its devices or host.
 
     Args:
-      message: the line.
-      resumable: whether the run has trained, so that launchers may start it again.
+      message: The line.
+      resumable: Whether the run has trained, so that launchers may start it again.
     """
 
     def __init__(self, message: str, resumable: bool = False) -> None:
@@ -44,7 +44,7 @@ class OutOfMemory(UserError):
 
 
 def is_exhausted(error: BaseException) -> bool:
-    """Whether an array could not be allocated, on a device or the host."""
+    """Return whether an array could not be allocated, on a device or the host."""
     text = str(error)
     if _DEVICE.search(text) is not None:
         return _KERNEL.search(text) is None
@@ -52,7 +52,7 @@ def is_exhausted(error: BaseException) -> bool:
 
 
 def sizes(text: str) -> str:
-    """The memory needed and available, by a backend's message; empty if it has no numbers.
+    """Return the memory needed and available, by a backend's message; empty if it has no numbers.
 
     Needed alone is one allocation, on top of what is in use.
     """
@@ -76,7 +76,7 @@ def exhaustion_reported(has_trained: Callable[[], bool] = lambda: False) -> Iter
     """Turn exhausted memory in a run into one line.
 
     Args:
-      has_trained: whether a step of this start is complete.
+      has_trained: Whether a step of this start is complete.
 
     Raises:
       OutOfMemory: with exit code 2 before the first complete step, and 1 after it.

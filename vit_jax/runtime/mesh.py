@@ -95,7 +95,7 @@ def any_devices() -> list[jax.Device]:
 
 
 def _find_devices() -> tuple[list[jax.Device], Exception | None]:
-    """The devices, or the reason why JAX can use none."""
+    """Return the devices, or the reason why JAX can use none."""
     if not jax.config.values['jax_platforms'] and _is_installed('libtpu') and not _plugins():
         # libtpu would look for TPUs and print its own errors, past Python's logging.
         print('libtpu is installed and there is no TPU: using the CPU', file=sys.stderr)
@@ -107,7 +107,7 @@ def _find_devices() -> tuple[list[jax.Device], Exception | None]:
 
 
 def _peer_devices_missing(why: Exception) -> bool:
-    """Whether devices of another process are missing, which JAX also looks for."""
+    """Return whether devices of another process are missing, which JAX also looks for."""
     return processes.reports_lost_peer(why) or 'DEADLINE_EXCEEDED' in str(why)
 
 
@@ -126,10 +126,10 @@ def _refusal(meant: str, log_lines: Sequence[str], why: Exception | None) -> str
 
 
 def _cuda_installation(release: str, reason: str) -> tuple[str, str]:
-    """The parts of CUDA that are installed and missing, and what to do, for an error message.
+    """Describe installed and missing parts of CUDA, and what to do, for an error message.
 
     Args:
-      release: the major release of CUDA, '12' or '13'.
+      release: The major release of CUDA, '12' or '13'.
       reason: JAX's reason; it names libraries that are not installed or too old.
     """
     installed, missing, fixes = [], [], []
@@ -159,7 +159,7 @@ def _cuda_installation(release: str, reason: str) -> tuple[str, str]:
 
 
 def _driver_version() -> str:
-    """The version of NVIDIA's kernel driver; empty if there is none."""
+    """Return the version of NVIDIA's kernel driver; empty if there is none."""
     with contextlib.suppress(OSError):
         if version := re.search(r'Kernel Module.*?\s(\d+(?:\.\d+)+)', _DRIVER_VERSION.read_text()):
             return version[1]
@@ -167,7 +167,7 @@ def _driver_version() -> str:
 
 
 def _intended_accelerator() -> str:
-    """The accelerator to use, for a message; empty if it is the CPU."""
+    """Return the accelerator to use, for a message; empty if it is the CPU."""
     if platforms := jax.config.values['jax_platforms']:
         first = platforms.split(',')[0]
         return '' if first == 'cpu' else f'the platform {first!r} of JAX_PLATFORMS'
@@ -237,7 +237,7 @@ def _held_back_log() -> Iterator[list[str]]:
 def make_mesh(
     devices: Sequence[jax.Device], fsdp: int = 1, tensor: int = 1, slices: int | None = None
 ) -> Mesh:
-    """A mesh [slice, data, fsdp, tensor] over all of `devices`.
+    """Return a mesh [slice, data, fsdp, tensor] over all of `devices`.
 
     Raises:
       UserError: if fsdp * tensor does not divide the devices of a slice, or as `by_slice`.
@@ -262,8 +262,8 @@ def by_slice(
     """Group devices by slice, in the order of the slices.
 
     Args:
-      devices: devices in the order of `jax.devices()`.
-      slices: number of slices, by default the devices' number. Devices of one slice, and devices
+      devices: Devices in the order of `jax.devices()`.
+      slices: Number of slices, by default the devices' number. Devices of one slice, and devices
         that are not TPUs, are divided into as many parts.
 
     Raises:
@@ -326,7 +326,7 @@ def check_rules(rules: Sequence[Rule]) -> None:
 
 
 def shards_of(mesh: Mesh, count: int, process: int) -> tuple[int, ...]:
-    """The shards of every batch, of `count`, that a process's devices hold, in ascending order.
+    """List which of a batch's `count` shards a process's devices hold, in ascending order.
 
     Processes may interleave in the mesh, as on v5e:4x4. Processes that together split parameters
     over `tensor` hold the same shards.
@@ -341,7 +341,7 @@ def shards_of(mesh: Mesh, count: int, process: int) -> tuple[int, ...]:
 def leaf_spec(
     name: str, shape: tuple[int, ...], mesh: Mesh, rules: Sequence[Rule], min_size: int
 ) -> P:
-    """The placement of one array: by the first rule that matches its name, else by fsdp.
+    """Return the placement of one array: by the first rule that matches its name, else by fsdp.
 
     fsdp splits the largest dimension that the axis divides; arrays with fewer than `min_size`
     elements are replicated, as communicating their parts costs more than it saves.
@@ -358,12 +358,12 @@ def leaf_spec(
 
 
 def spread_spec(spec: P, shape: tuple[int, ...], mesh: Mesh) -> P:
-    """A placement that splits an array over all devices of a slice, if they divide a dimension.
+    """Split an array over all devices of a slice, if they divide one of its dimensions.
 
     Args:
-      spec: spec of the array, without the axis of slices.
-      shape: shape of the array.
-      mesh: mesh of `make_mesh`.
+      spec: Spec of the array, without the axis of slices.
+      shape: Shape of the array.
+      mesh: Mesh of `make_mesh`.
     """
     split = [_names(part) for part in (*spec, *[None] * (len(shape) - len(spec)))]
     used = {name for names in split for name in names}
@@ -389,9 +389,9 @@ def sum_over_slices(grads: PyTree, spec_of: Callable[[Any, Any], P], mesh: Mesh)
     The devices of a slice have the same gradients, and each sends only its part to other slices.
 
     Args:
-      grads: gradients of a slice.
-      spec_of: the placement of a leaf, for its path and the leaf.
-      mesh: mesh of `make_mesh`.
+      grads: Gradients of a slice.
+      spec_of: The placement of a leaf, for its path and the leaf.
+      mesh: Mesh of `make_mesh`.
     """
 
     def place(spread: bool, path: Any, leaf: jax.Array) -> jax.Array:
@@ -416,7 +416,7 @@ def sum_over_slices(grads: PyTree, spec_of: Callable[[Any, Any], P], mesh: Mesh)
 
 
 def matrix_shape(spec: P, leaf: Any) -> tuple[int, ...]:
-    """The shape in which an array crosses slices: a matrix, if its parts stay contiguous.
+    """Return the shape in which an array crosses slices: a matrix, if its parts stay contiguous.
 
     TPUs pad the last two dimensions to tiles of 8 x 128, and send the padding too: for a kernel
     [768 3 12 64] nearly three times its size.

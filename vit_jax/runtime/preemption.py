@@ -84,10 +84,10 @@ class Preemption:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def reached(self, *, waiting: bool = False) -> bool:
-        """Whether to save and exit now; all processes must call it equally often.
+        """Return whether to save and exit now; all processes must call it equally often.
 
         Args:
-          waiting: whether the process waits for data, with the state unchanged since the last other
+          waiting: Whether the process waits for data, with the state unchanged since the last other
             call; such calls may differ in number. Several processes then stop only if all of them
             wait after the same call.
         """
@@ -102,7 +102,7 @@ class Preemption:
         return self._agreed
 
     def _all_wait(self) -> bool:
-        """Whether every process has been asked to stop, and waits for data after the same call.
+        """Return whether all processes were asked to stop, and wait after the same call.
 
         A process in the middle of the next step has no consistent state: then none may save the
         last one, and all continue to wait. The barrier opens for all or for none.

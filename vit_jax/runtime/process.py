@@ -36,7 +36,7 @@ def record_start() -> None:
 
 
 def start_time() -> float | None:
-    """The recorded Unix time; None in a process that does not run a single command."""
+    """Return the recorded Unix time; None in a process that does not run a single command."""
     return _start_time
 
 
@@ -60,7 +60,7 @@ def _receive(number: int, frame: FrameType | None) -> None:
 
 
 def _loads_compiled_module(frame: FrameType | None) -> bool:
-    """Whether a compiled module is being initialized; many crash if that is interrupted."""
+    """Return whether a compiled module is being initialized; many crash if that is interrupted."""
     while frame is not None:
         if isinstance(frame.f_locals.get('self'), importlib.machinery.ExtensionFileLoader):
             return True
@@ -82,7 +82,7 @@ def _interrupt_soon() -> None:
 
 
 def interrupted(error: BaseException) -> bool:
-    """Whether Ctrl-C ended the command."""
+    """Return whether Ctrl-C ended the command."""
     return isinstance(error, KeyboardInterrupt) or bool(_interrupts)
 
 
@@ -100,7 +100,7 @@ def end_with_parent(clean_up: Callable[[], None]) -> None:
     must not write to it.
 
     Args:
-      clean_up: called before the end, in a thread.
+      clean_up: Called before the end, in a thread.
     """
 
     def wait() -> None:

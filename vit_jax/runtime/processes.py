@@ -56,9 +56,9 @@ def initialize(
 
     Args:
       coordinator: HOST:PORT of process 0.
-      num_processes: size of the job; of the cluster or of MPI if None.
-      process_id: number of this process, from 0; likewise.
-      heartbeat_seconds: a process that is silent for longer counts as dead; 100 by default.
+      num_processes: Size of the job; of the cluster or of MPI if None.
+      process_id: Number of this process, from 0; likewise.
+      heartbeat_seconds: A process that is silent for longer counts as dead; 100 by default.
 
     Raises:
       NoCluster: if arguments are missing and no cluster is detected.
@@ -87,7 +87,7 @@ class NoCluster(UserError):
 
 @dataclasses.dataclass
 class _Job:
-    """The job that this process has joined; known before JAX has looked for devices."""
+    """Job that this process has joined; known before JAX has looked for devices."""
 
     process: int = 0
     count: int = 1
@@ -154,7 +154,7 @@ def count() -> int:
 
 
 def client() -> Any:
-    """The client of the job's coordination service; None without a job."""
+    """Return the client of the job's coordination service; None without a job."""
     return _job.client
 
 
@@ -162,7 +162,7 @@ def join_cluster(heartbeat_seconds: int | None = None) -> None:
     """Join the other processes of the job if the environment names any, else do nothing.
 
     Args:
-      heartbeat_seconds: see `initialize`.
+      heartbeat_seconds: See `initialize`.
 
     Raises:
       UserError: if a launcher started several processes and they cannot be found.
@@ -175,7 +175,7 @@ def join_cluster(heartbeat_seconds: int | None = None) -> None:
 
 
 def launched(environ: Mapping[str, str]) -> int | None:
-    """The number of processes that the launcher started, from its environment variables.
+    """Return the number of processes that the launcher started, from its environment variables.
 
     One process is not a cluster, nor is a Slurm allocation without srun. None means that only the
     metadata of the TPU VM, which JAX queries, have the number.
@@ -207,7 +207,7 @@ def _require_no_mpi(environ: Mapping[str, str], size: str) -> None:
 def _numbers_of_mpi(
     environ: Mapping[str, str],
 ) -> tuple[int | None, int | None, Sequence[int] | None]:
-    """The number of processes that MPI started, the number of this one, and its devices.
+    """Return the number of processes that MPI started, the number of this one, and its devices.
 
     All are None where JAX finds them, or if there is no MPI.
     """
@@ -219,7 +219,7 @@ def _numbers_of_mpi(
 
 
 def on_tpu_vm() -> bool:
-    """Whether this machine may have TPUs; other accelerators use VFIO too."""
+    """Return whether this machine may have TPUs; other accelerators use VFIO too."""
     return any(glob.glob(f'/dev/{pattern}') for pattern in ('accel[0-9]*', 'vfio/[0-9]*'))
 
 
@@ -284,7 +284,7 @@ def require_same_facts(facts: Mapping[str, Any]) -> None:
     """Check that every process of the job has the same facts as process 0.
 
     Args:
-      facts: values that JSON can hold, by names for the message, such as `config.optim.lr`.
+      facts: Values that JSON can hold, by names for the message, such as `config.optim.lr`.
 
     Raises:
       UserError: on every process; names how the first process that differs does so.
@@ -321,8 +321,8 @@ def barrier(name: str, seconds: float) -> None:
     """Wait for every process without a collective, as others may be in a different one.
 
     Args:
-      name: name of the barrier, the same on every process.
-      seconds: how long to wait.
+      name: Name of the barrier, the same on every process.
+      seconds: How long to wait.
 
     Raises:
       RuntimeError: if some processes did not reach it.
@@ -375,7 +375,7 @@ def leave(code: int) -> bool:
     matters, and JAX's exit would end in a traceback.
 
     Args:
-      code: exit code, also if the loss of a process ends this one at once.
+      code: Exit code, also if the loss of a process ends this one at once.
     """
     global _stderr, _final_code
     if _job.client is None:
@@ -393,13 +393,13 @@ def leave(code: int) -> bool:
 
 
 def peer_user_error() -> bool:
-    """Whether a user's mistake has ended another process of the job."""
+    """Return whether a user's mistake has ended another process of the job."""
     failure = _board.peer_failure() if _board else None
     return failure is not None and failure[1] == 2
 
 
 def reports_lost_peer(error: Exception) -> bool:
-    """Whether the error reports the loss of another process of the job."""
+    """Return whether the error reports the loss of another process of the job."""
     return bool(_PEER_LOST.search(str(error)))
 
 
@@ -440,9 +440,9 @@ class FailureBoard:
     A thread looks for failures of others, which a process that waits in a collective never sees.
 
     Args:
-      client: client of the coordination service; connected.
-      process: the number of this process.
-      count: number of processes.
+      client: Client of the coordination service; connected.
+      process: The number of this process.
+      count: Number of processes.
     """
 
     def __init__(self, client: Any, process: int, count: int):
@@ -467,7 +467,7 @@ class FailureBoard:
             self._client.key_value_set(key, json.dumps(failure), allow_overwrite=True)
 
     def peer_failure(self, query: bool = True) -> Failure | None:
-        """The failure of another process, None if there is none; `query=False` asks no server."""
+        """Return another process's failure, or None; `query=False` does not ask the server."""
         for key, text in self._entries() if query and not self._found else ():
             if key.rpartition('/')[2] != str(self._process):
                 line, code = json.loads(text)
@@ -514,7 +514,7 @@ def handle_abort(name: str) -> None:
     """Turn an abort of this process, from now on, into one line and exit code 1.
 
     Args:
-      name: name of the process in the line, such as 'process 1 of 2'.
+      name: Name of the process in the line, such as 'process 1 of 2'.
     """
     global _name_at_abort
     _name_at_abort = name
@@ -525,9 +525,9 @@ def end_process(line: str, code: int, linger: float = 0.0) -> NoReturn:
     """End this process, with no output of other threads after the line.
 
     Args:
-      line: text for standard error.
-      code: exit code.
-      linger: seconds between the line and the exit.
+      line: Text for standard error.
+      code: Exit code.
+      linger: Seconds between the line and the exit.
     """
     global _ending
     with _end_lock:  # never released

@@ -39,8 +39,8 @@ class Host:
     """Process 0 of a job, at the port to which the others connect; a context manager.
 
     Args:
-      address: address to listen at, such as '[::]:8476'.
-      count: number of processes.
+      address: Address to listen at, such as '[::]:8476'.
+      count: Number of processes.
 
     Raises:
       UserError: if another program has the port, or it cannot be listened at.
@@ -161,8 +161,8 @@ def join(address: str, process: int, count: int) -> None:
 
     Args:
       address: HOST:PORT of process 0.
-      process: the number of this process.
-      count: number of processes.
+      process: The number of this process.
+      count: Number of processes.
 
     Raises:
       Late: if process 0 or another does not come.
@@ -198,11 +198,11 @@ def join(address: str, process: int, count: int) -> None:
 
 
 class _Stranger(Exception):
-    """The program at the address is not process 0."""
+    """Program at the address is not process 0."""
 
 
 def _wait_for_start(connection: socket.socket, who: str, clock: _Clock) -> bool:
-    """Whether all have connected; False if process 0 has left.
+    """Return whether all have connected; False if process 0 has left.
 
     Raises:
       _Stranger: if another program answers.
@@ -223,7 +223,7 @@ def _wait_for_start(connection: socket.socket, who: str, clock: _Clock) -> bool:
 
 
 def _received(connection: socket.socket, clock: _Clock) -> Iterator[dict[str, Any]]:
-    """The messages of a connection until it ends."""
+    """Yield the messages of a connection until it ends."""
     text, welcomed = b'', False
     while not clock.over(2 * _ANSWER_SECONDS):
         try:
@@ -247,8 +247,8 @@ class PeerError(UserError):
     """A user's mistake that another process of the job reports.
 
     Args:
-      message: the user's mistake.
-      exit_code: exit code of the other process.
+      message: The user's mistake.
+      exit_code: Exit code of the other process.
     """
 
     def __init__(self, message: str, exit_code: int):
@@ -277,7 +277,7 @@ class _Clock:
 
 
 def _listen(address: str) -> socket.socket:
-    """A socket that listens at the address, once the port is free."""
+    """Return a socket that listens at the address, once the port is free."""
     host, port = _split(address)
     family = socket.AF_INET6 if ':' in host else socket.AF_INET
     dual = host == '::' and socket.has_dualstack_ipv6()

@@ -51,25 +51,25 @@ class Jit:
 
     @functools.cached_property
     def num_shards(self) -> int:
-        """The number of parts into which the batch is split."""
+        """Number of parts into which the batch is split."""
         return math.prod(self.mesh.shape[name] for name in (SLICE, *ROWS))
 
     @functools.cached_property
     def shards_here(self) -> tuple[int, ...]:
-        """The parts of every batch that devices of this process hold."""
+        """Parts of every batch that devices of this process hold."""
         return shards_of(self.mesh, self.num_shards, jax.process_index())
 
     @property
     def train_axis(self) -> str | None:
-        """The axis over which a training step adds up gradients itself; None for one slice."""
+        """Axis over which a training step adds up gradients itself; None for one slice."""
         return SLICE if self.mesh.shape[SLICE] > 1 else None
 
     def add_up(self, grads: PyTree) -> PyTree:
-        """The sum of gradients over slices, see `mesh.sum_over_slices`."""
+        """Return the sum of gradients over slices, see `mesh.sum_over_slices`."""
         return sum_over_slices(grads, self._spec, self.mesh)
 
     def shardings(self, abstract: PyTree) -> PyTree:
-        """A NamedSharding for every leaf of a state or of variables."""
+        """Return a NamedSharding for every leaf of a state or of variables."""
         return jax.tree_util.tree_map_with_path(
             lambda path, leaf: NamedSharding(self.mesh, self._spec(path, leaf)), abstract
         )
@@ -82,7 +82,7 @@ class Jit:
         """Run `init(*given)` so that every array is created on its own devices.
 
         Args:
-          init: makes a state or variables.
+          init: Makes a state or variables.
           given: NumPy arrays, the same in every process; each device gets only its parts.
         """
         placed = jax.tree.map(_place, given, self.shardings(given))
@@ -220,7 +220,7 @@ def _place(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
 
 
 def first_replica(tree: PyTree) -> PyTree:
-    """The first local replica of every leaf."""
+    """Return the first local replica of every leaf."""
     return jax.tree.map(lambda x: x.addressable_data(0)[0], tree)
 
 
@@ -232,10 +232,10 @@ def make_layout(
     devices: Sequence[jax.Device] | None = None,
     parallel: Parallel = Parallel(),  # noqa: B008  frozen
 ) -> Layout:
-    """The layout that a config describes.
+    """Return the layout that a config describes.
 
     Args:
-      devices: all by default.
+      devices: All by default.
       parallel: `config.parallel`.
 
     Raises:
@@ -269,12 +269,12 @@ def check_batch(
     """Check that every device gets whole microbatches and a multiple of `multiple` rows.
 
     Args:
-      layout: layout of the devices.
+      layout: Layout of the devices.
       batch_size: `config.batch_size`.
-      rows: rows of a batch, if `batch_size` counts tokens.
-      accum_steps: microbatches per step.
-      multiple: number that divides the rows of a device, as the task needs.
-      reason: reason for `multiple`, in a few words.
+      rows: Rows of a batch, if `batch_size` counts tokens.
+      accum_steps: Microbatches per step.
+      multiple: Number that divides the rows of a device, as the task needs.
+      reason: Reason for `multiple`, in a few words.
 
     Raises:
       UserError: for any other batch size.

@@ -22,7 +22,7 @@ class Watchdog:
     code 1.
 
     Args:
-      seconds: longer than the longest step, compilation, evaluation or save; None disables it.
+      seconds: Longer than the longest step, compilation, evaluation or save; None disables it.
     """
 
     def __init__(self, seconds: float | None):
@@ -65,7 +65,7 @@ class Watchdog:
 
 
 class Stalled(Exception):
-    """The data loader has yielded nothing for too long; the message contains all stacks.
+    """Data loader has yielded nothing for too long; the message contains all stacks.
 
     The hanging thread cannot be ended: leave the process by `os._exit`.
     """
@@ -96,7 +96,7 @@ def abandon() -> None:
 
 
 def abandoned() -> bool:
-    """Whether a thread that may hang was left behind."""
+    """Return whether a thread that may hang was left behind."""
     return _abandoned
 
 
@@ -125,7 +125,7 @@ def wait_for_reads(seconds: float) -> bool:
 
 
 def stacks() -> str:
-    """The stack traces of all threads of this process."""
+    """Return the stack traces of all threads of this process."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return '\n'.join(
         f'-- {names.get(ident, ident)}\n{"".join(traceback.format_stack(frame))}'

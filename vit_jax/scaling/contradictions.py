@@ -69,7 +69,7 @@ def compare(runs: Points, level: np.ndarray, ways: Ways, minima: int) -> tuple[s
 
 
 def _are_disjoint(first: dict[str, Any], second: dict[str, Any]) -> bool:
-    """Whether two laws exclude each other; an unidentified value does not exclude anything."""
+    """Return whether two laws exclude each other; unidentified values exclude nothing."""
     if has_vague_exponent(first) or has_vague_exponent(second):
         return False
     intervals = [(first['bands'], second['bands'], 'a')]
@@ -82,13 +82,13 @@ def _are_disjoint(first: dict[str, Any], second: dict[str, Any]) -> bool:
 
 
 def has_vague_exponent(law: dict[str, Any]) -> bool:
-    """Whether the runs leave the exponent a of a law undetermined."""
+    """Return whether the runs leave the exponent a of a law undetermined."""
     low, high = law['bands'].get('a', (law['a'], law['a']))
     return high - low > 2 * _WIDE * abs(law['a'])
 
 
 def is_determined(band: list[float] | None) -> bool:
-    """Whether the ends of an interval differ by less than a factor of 100; True without one."""
+    """Return whether an interval spans less than a factor of 100; True without one."""
     return band is None or band[1] <= _WIDE_RATIO * band[0]
 
 

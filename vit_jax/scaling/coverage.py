@@ -198,7 +198,7 @@ def measure(setting: Simulation, seed: int = 0) -> dict[str, float]:
 
 
 def _measure_one(setting: Simulation, rng: np.random.Generator) -> dict[str, float]:
-    """Whether the bands of one curve contain its law, {name: share}."""
+    """Return whether the bands of one curve contain its law, {name: share}."""
     form = forms.find(setting.form)
     x = np.geomspace(1.0, SPAN, setting.points)
     law = _draw(form, rng)
@@ -305,7 +305,7 @@ def draw_noise(law: SyntheticLaw, count: int, rng: np.random.Generator) -> np.nd
 
 
 def holds_last(curve: Curve) -> bool | None:
-    """Whether the band of the fit without held-out points contains the last of these points.
+    """Return whether the band of the fit without held-out points contains the last of these points.
 
     The mean of the points from 80 % of the largest x on counts, each moved along the fit to the
     largest x. None without a band.
@@ -379,10 +379,10 @@ def prediction_error(
 
     Args:
       law: A key of `DESIGN_LAWS`.
-      x: x [N] of the points.
+      x: X [N] of the points.
       counts: Number [N] of runs at each point.
-      target: x of the prediction.
-      largest: x at which the law is 1.
+      target: X of the prediction.
+      largest: X at which the law is 1.
     """
     form, theta, used = DESIGN_LAWS[law]
     slopes = [

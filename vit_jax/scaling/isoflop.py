@@ -23,7 +23,7 @@ class Optima:
     Attributes:
       c, n, loss: Compute, best size and its loss [K] at each budget.
       points: Number [K] of runs or curves at each budget.
-      exponent, log_scale: log n = log_scale + exponent log c; None for fewer than two budgets.
+      exponent, log_scale: Log n = log_scale + exponent log c; None for fewer than two budgets.
     """
 
     c: np.ndarray

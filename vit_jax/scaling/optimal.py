@@ -262,7 +262,7 @@ def _widen_logs(value: float, band: list[float], drift: float) -> list[float]:
 
 
 def _is_identified(bands: dict[str, list[float]], key: str) -> bool:
-    """Whether the runs determine a value; without replicates, it counts as determined."""
+    """Return whether the runs determine a value; without replicates, it counts as determined."""
     band = bands.get(key)
     if key == 'loss' and band is not None and band[1] > _VAGUE_LOSS * band[0]:
         return False

@@ -106,8 +106,8 @@ def html_page(blocks: Sequence[Block], pictures: Mapping[str, bytes]) -> str:
     """Write a page as HTML that needs no other file.
 
     Args:
-      blocks: blocks of the page, the title first.
-      pictures: contents of the files by name.
+      blocks: Blocks of the page, the title first.
+      pictures: Contents of the files by name.
     """
     title = next(block.text for block in blocks if isinstance(block, Heading))
     body = '\n'.join(_html(block, pictures) for block in blocks)

@@ -24,7 +24,7 @@ class FittedPoints:
     """Fitted points in scaled units.
 
     Attributes:
-      x: x [N, K].
+      x: X [N, K].
       log_y: Log y [N].
       weights: Weights [N] of the errors.
       bounds: Bounds of the parameters.
@@ -50,7 +50,7 @@ def band_offsets(
       theta: Parameters [P] of the fit, where the search starts.
       points: Fitted points.
       rise: Growth of the sum of squared weighted errors, positive.
-      at: x [M, K] in scaled units.
+      at: X [M, K] in scaled units.
 
     Returns:
       Distances [2, M] down and up, both at least 0.

@@ -132,7 +132,7 @@ def drop_copies(
 
 
 def is_unfinished(row: Row) -> bool:
-    """Whether a row of `scaling collect` belongs to an unfinished run."""
+    """Return whether a row of `scaling collect` belongs to an unfinished run."""
     return row.get('finished') == '0'
 
 

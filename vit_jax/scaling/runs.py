@@ -90,7 +90,7 @@ def _origins(folder: paths.Path, config: Mapping[str, Any]) -> Iterator[paths.Pa
 
 
 def cools_down(config: Mapping[str, Any]) -> bool:
-    """Whether the learning rate of a run falls to the end."""
+    """Return whether the learning rate of a run falls to the end."""
     schedule = (config.get('optim') or {}).get('schedule') or {}
     # A duration such as '500 steps', '5%' or 0: its unit does not matter.
     cooldown = re.search('[1-9]', str(schedule.get('cooldown') or ''))

@@ -52,7 +52,7 @@ class FitOptions:
       bootstrap: Replicates for the bands.
       seed: Column of seeds: rows of a curve with the same x are averaged into one point. None
         averages rows with the same `setting`, a column of `collect`.
-      target: x at which y is predicted; None for no prediction.
+      target: X at which y is predicted; None for no prediction.
     """
 
     x: tuple[str, ...]
@@ -78,7 +78,7 @@ class Curve:
       x, y: Points, [N, K] and [N], ascending in x.
       fit_mask: Mask [N] of the fitted points; the others are held out to measure the error.
       seeds: Seeds of the runs of each point.
-      beaten: x and y [M, K + 1] of the points off the frontier; M is 0 without a frontier.
+      beaten: X and y [M, K + 1] of the points off the frontier; M is 0 without a frontier.
       fit: Fit to all points; None if there are too few, with the reason in `problem`.
       tested: Fit without the held-out points; None if there are none, or too few others.
       notes: Lines about its rows.

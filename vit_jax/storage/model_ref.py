@@ -50,8 +50,8 @@ class RunCheckpoint(NamedTuple):
     """Checkpoint of a run.
 
     Attributes:
-      folder: folder with all checkpoints of the run.
-      step: step, or 'best'; None for the newest.
+      folder: Folder with all checkpoints of the run.
+      step: Step, or 'best'; None for the newest.
     """
 
     folder: paths.Path
@@ -63,10 +63,10 @@ class ModelRef:
     """Reference to a model; accepted wherever a path of a model is.
 
     Attributes:
-      text: reference as the user writes it.
-      family: family of checkpoints in front of the path; empty if the arrays decide.
-      file: run, file, folder, URL or released name.
-      part: tower or model behind the path; empty for all.
+      text: Reference as the user writes it.
+      family: Family of checkpoints in front of the path; empty if the arrays decide.
+      file: Run, file, folder, URL or released name.
+      part: Tower or model behind the path; empty for all.
     """
 
     text: str
@@ -98,7 +98,7 @@ class ModelRef:
 
     @property
     def place(self) -> str:
-        """The reference without its family."""
+        """Reference without its family."""
         return f'{self.file}:{self.part}' if self.part else self.file
 
     @property
@@ -108,7 +108,7 @@ class ModelRef:
         return _parse_step(step) if name and _STEP.fullmatch(step) else None
 
     def locate(self) -> tuple[str, str]:
-        """The file, folder or URL to read, and the part of an .npz file; empty for all.
+        """Return the file, folder or URL to read, and the part of an .npz file; empty for all.
 
         A released name stands for its URL.
         """
@@ -124,7 +124,7 @@ class ModelRef:
         """Look for the run with this checkpoint; None if the reference is not to a run.
 
         Args:
-          step: step of a flag or key; None if it names none.
+          step: Step of a flag or key; None if it names none.
 
         Raises:
           UserError: if object storage cannot be reached, the run has no such step, or both the

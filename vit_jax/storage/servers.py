@@ -34,7 +34,7 @@ class Unreachable(Unavailable):
 
 
 def is_network_error(error: BaseException) -> bool:
-    """Whether an error, or one that it was raised from, is of the network or a busy server.
+    """Return whether an error, or one that it was raised from, is of the network or a busy server.
 
     Libraries of the web derive theirs from OSError, without a number.
     """
@@ -75,8 +75,8 @@ def require_web_server(address: str, what: str) -> None:
     """Check that a server accepts connections; files, and servers behind a proxy, are not checked.
 
     Args:
-      address: address of the server, or of files.
-      what: its name, for the message.
+      address: Address of the server, or of files.
+      what: Its name, for the message.
 
     Raises:
       Unreachable: if it does not within a few seconds.
@@ -95,10 +95,10 @@ def require_connection(url: str, what: str, tries: int = TRIES, seconds: float =
     """Check that a server accepts connections.
 
     Args:
-      url: address of the server.
-      what: its name, for the message.
-      tries: number of attempts.
-      seconds: time limit for a connection.
+      url: Address of the server.
+      what: Its name, for the message.
+      tries: Number of attempts.
+      seconds: Time limit for a connection.
 
     Raises:
       Unreachable: if it does not within a few seconds.

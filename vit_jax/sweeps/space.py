@@ -130,7 +130,7 @@ class Sweep:
         return [*map(dict, self.points), *({} for _ in range(self.trials - len(self.points)))]
 
     def dimensions(self) -> dict[str, Dimension]:
-        """The search space; without one, the values of the points."""
+        """Return the search space; without one, the values of the points."""
         if self.space:
             return dict(self.space)
         return {

@@ -70,12 +70,12 @@ class Study:
     """An open study.
 
     Attributes:
-      name: name of the study.
+      name: Name of the study.
       storage: Open storage.
       folder: Folder of its runs.
       sweep: Sweep that it runs.
       base: Config that its trials vary.
-      allowed: the user's own modules that the configs of its trials may name; None for any, in a
+      allowed: The user's own modules that the configs of its trials may name; None for any, in a
         study that was just created from a file that the user chose to run.
     """
 
@@ -136,7 +136,7 @@ def create(
 
     Args:
       sweep: Sweep to run.
-      name: name of the study.
+      name: Name of the study.
       storage: `sqlite:///PATH`, `journal:PATH` or a URL of a database; by default a journal in
         the folder.
       folder: Folder of its runs; `runs/NAME` by default.
@@ -237,10 +237,10 @@ def open_study(
     """Open a study that was created here or elsewhere.
 
     Args:
-      name: name of the study.
+      name: Name of the study.
       storage: URL of its storage; by default the one recorded in its folder.
       folder: Folder of its runs, if its path differs on this machine.
-      allowed: the user's own modules that the configs of its trials may name.
+      allowed: The user's own modules that the configs of its trials may name.
 
     Raises:
       UserError: if there is no such study, or its storage cannot be read.

@@ -47,7 +47,7 @@ class Tally:
 
 
 class Idle(enum.Enum):
-    """The reason why no trial is claimed."""
+    """Reason why no trial is claimed."""
 
     WAIT = 'other workers may leave trials to claim'
     OVER = 'nothing is left'

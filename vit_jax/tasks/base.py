@@ -27,17 +27,17 @@ Sums = dict[str, tuple[Any, Any]]
 
 @runtime_checkable
 class Apply(Protocol):
-    """The model with its variables and random keys.
+    """Model with its variables and random keys.
 
     A call without `method` calls the model itself, in the mode of the step. Other methods only get
     the keywords of the call, such as `train=apply.train`. Each call draws from different random
     keys.
 
     Attributes:
-      train: whether the step trains.
-      frozen: frozen models by name, as functions of their inputs without gradient, in evaluation
+      train: Whether the step trains.
+      frozen: Frozen models by name, as functions of their inputs without gradient, in evaluation
         mode; empty outside of training.
-      step: number of completed steps, int32, for schedules of the task. In evaluation and at
+      step: Number of completed steps, int32, for schedules of the task. In evaluation and at
         initialization, where it is unknown, it is `apply.AFTER_TRAINING`, so that schedules have
         their final value. To use it in `loss`, add it to the outputs.
     """
@@ -64,9 +64,9 @@ class FrozenModel(NamedTuple):
 
     Attributes:
       module: Linen module.
-      size: height and width of its images; None for any size.
-      value_range: range of its images, unless they are normalized.
-      normalization: mean and standard deviation of its images in [0, 1].
+      size: Height and width of its images; None for any size.
+      value_range: Range of its images, unless they are normalized.
+      normalization: Mean and standard deviation of its images in [0, 1].
     """
 
     module: Any
@@ -95,16 +95,16 @@ class Task(abc.ABC):
     """Base class of tasks; a subclass needs `loss`, and `inputs` if its input is not an image.
 
     Attributes:
-      rngs: names of the model's random streams.
-      couples_rows: whether the loss of a row depends on other rows, as in contrastive learning.
+      rngs: Names of the model's random streams.
+      couples_rows: Whether the loss of a row depends on other rows, as in contrastive learning.
         Then `loss` gets the outputs of the whole global batch at once, from all microbatches and
         devices. Each output has a row per example or is a scalar; over microbatches and devices,
         scalar floats are averaged, and the largest integer is taken.
-      classifies: whether the task needs at least two classes.
-      multiple_reason: reason why `multiple` is not 1, for messages.
-      inert: fields that are paths of files, or do not change predictions or metrics of a trained
+      classifies: Whether the task needs at least two classes.
+      multiple_reason: Reason why `multiple` is not 1, for messages.
+      inert: Fields that are paths of files, or do not change predictions or metrics of a trained
         model.
-      headline: metrics of `evaluate` and `derive` shown in one line of text; empty for all.
+      headline: Metrics of `evaluate` and `derive` shown in one line of text; empty for all.
     """
 
     rngs: ClassVar[tuple[str, ...]] = ()
@@ -123,8 +123,8 @@ class Task(abc.ABC):
         """Return the task adapted to the training data; itself by default.
 
         Args:
-          num_classes: number of classes of the training data.
-          shares: share of the training examples in each class; None if unknown.
+          num_classes: Number of classes of the training data.
+          shares: Share of the training examples in each class; None if unknown.
 
         Raises:
           UserError: if the data lack something the task needs.
@@ -144,7 +144,7 @@ class Task(abc.ABC):
 
     @property
     def frozen_models(self) -> Mapping[str, FrozenModel]:
-        """The models of `frozen`, if they were loaded."""
+        """Models of `frozen`, if they were loaded."""
         return getattr(self, '_frozen_models', {})
 
     def with_frozen(self, models: Mapping[str, FrozenModel]) -> Task:
@@ -246,10 +246,10 @@ def check_rows_are_separable(
     """Check that `task` may leave `couples_rows` false.
 
     Args:
-      task: task to check.
-      outputs: model outputs, scalars or with a row per example; may be random numbers.
-      batch: batch with at least two rows.
-      rtol: relative tolerance of sums and counts.
+      task: Task to check.
+      outputs: Model outputs, scalars or with a row per example; may be random numbers.
+      batch: Batch with at least two rows.
+      rtol: Relative tolerance of sums and counts.
 
     Raises:
       AssertionError: if a term's sum or count over all rows is not the sum over the first row and

@@ -30,14 +30,14 @@ class Task(base.Task):
     """Predict captions; cross entropy of the tokens, without padding.
 
     Attributes:
-      parallel: share of the captions that training predicts in parallel, drawn for each example and
+      parallel: Share of the captions that training predicts in parallel, drawn for each example and
         step: 0.75 for CapPa, 0 for Cap.
-      caption: batch field with the token ids of captions: eos at the end, then padding.
-      search: decoding method, 'beam' or 'greedy'.
-      beams, alpha: see `vit_jax.ops.search.Search`.
-      value_range: range to which bytes 0..255 are scaled for the model.
-      mean, std: normalization of each channel of images in [0, 1]; empty for `value_range`.
-      prompts: token ids of texts to score in `predict`, instead of generating captions.
+      caption: Batch field with the token ids of captions: eos at the end, then padding.
+      search: Decoding method, 'beam' or 'greedy'.
+      beams, alpha: See `vit_jax.ops.search.Search`.
+      value_range: Range to which bytes 0..255 are scaled for the model.
+      mean, std: Normalization of each channel of images in [0, 1]; empty for `value_range`.
+      prompts: Token ids of texts to score in `predict`, instead of generating captions.
     """
 
     parallel: float = 0.75
@@ -67,7 +67,7 @@ class Task(base.Task):
 
     @property
     def decoding(self) -> Search:
-        """The search that `predict` generates captions with."""
+        """Search that `predict` generates captions with."""
         return Search(self.search, self.beams, self.alpha)
 
     def augment(self, key: jax.Array, batch: Batch) -> Batch:

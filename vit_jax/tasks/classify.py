@@ -35,14 +35,14 @@ class Task(base.Task):
       loss_name: `softmax` or `sigmoid` cross entropy (the latter one-vs-rest, as in
         Beyer et al. 2020, "Are we done with ImageNet?"), or a function of one's own,
         `my_lab.losses.focal`, of logits and targets [B, C] to losses [B].
-      label_smoothing: share of the target spread evenly over all classes.
-      mixup: alpha of mixup's Beta distribution, 0 for none (Zhang et al. 2018).
-      cutmix: alpha of CutMix (Yun et al. 2019); if both are on, each batch gets one at random.
-      class_weights: loss weight of each class in training: a number per class, or 'balanced' for
+      label_smoothing: Share of the target spread evenly over all classes.
+      mixup: Alpha of mixup's Beta distribution, 0 for none (Zhang et al. 2018).
+      cutmix: Alpha of CutMix (Yun et al. 2019); if both are on, each batch gets one at random.
+      class_weights: Loss weight of each class in training: a number per class, or 'balanced' for
         1 / (K s), where s is the class's share of the training images and K the number of classes
         with images. The loss is divided by the number of images; evaluation is unweighted.
-      value_range: range to which bytes 0..255 are scaled for the model.
-      mean, std: normalization of each channel of images in [0, 1]; empty for `value_range`.
+      value_range: Range to which bytes 0..255 are scaled for the model.
+      mean, std: Normalization of each channel of images in [0, 1]; empty for `value_range`.
     """
 
     loss_name: str = 'softmax'
@@ -203,7 +203,7 @@ def balanced_weights(shares: np.ndarray) -> tuple[float, ...]:
     """Compute weights that balance the classes, 1 on average over the examples.
 
     Args:
-      shares: share or number of examples of each class; a class without examples has weight 1.
+      shares: Share or number of examples of each class; a class without examples has weight 1.
     """
     is_present = shares > 0
     weights = np.ones(len(shares))

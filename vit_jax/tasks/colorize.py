@@ -30,11 +30,11 @@ class Task(base.Task):
     Images are bytes or floats with three channels, or one without ground truth.
 
     Attributes:
-      prior: file of color counts, written by the command `colors`; '' gives all
+      prior: File of color counts, written by the command `colors`; '' gives all
         colors the same weight. Only training and evaluation read it.
-      rebalance: lambda of the color weights, see `colors.class_weights`.
-      temperature: temperature of the annealed mean; 0.38 in the paper.
-      value_range: range to which bytes 0..255 are scaled for the model; float images must already
+      rebalance: Lambda of the color weights, see `colors.class_weights`.
+      temperature: Temperature of the annealed mean; 0.38 in the paper.
+      value_range: Range to which bytes 0..255 are scaled for the model; float images must already
         be in it.
     """
 

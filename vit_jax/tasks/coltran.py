@@ -31,10 +31,10 @@ class Task(base.Task):
     There are 512 coarse colors. Images are bytes with three channels, or one without ground truth.
 
     Attributes:
-      parallel_weight: weight of the head that sees only the gray image; the decoder has weight
+      parallel_weight: Weight of the head that sees only the gray image; the decoder has weight
         1 - parallel_weight.
-      samples: number of samples that `predict` draws per image.
-      temperature, top_k: sampling parameters, see `ops.search.sample`.
+      samples: Number of samples that `predict` draws per image.
+      temperature, top_k: Sampling parameters, see `ops.search.sample`.
     """
 
     parallel_weight: float = 0.01

@@ -27,7 +27,7 @@ class Task(base.Task):
     Images are RGB bytes. In training, each shows one channel, drawn at random.
 
     Attributes:
-      factor: side in pixels of the blocks that are averaged into the coarse image: 1 for the color
+      factor: Side in pixels of the blocks that are averaged into the coarse image: 1 for the color
         upsampler, 4 for the spatial one from 64 x 64 to 256 x 256.
     """
 

@@ -27,9 +27,9 @@ class Targets(NamedTuple):
     """Objects of a batch.
 
     Attributes:
-      labels: class indices; arbitrary in rows without an object.
-      boxes: centered (x, y, w, h), relative to the sides of the image without padding.
-      real: true for rows with an object to find.
+      labels: Class indices; arbitrary in rows without an object.
+      boxes: Centered (x, y, w, h), relative to the sides of the image without padding.
+      real: True for rows with an object to find.
     """
 
     labels: Int[Array, 'B N']
@@ -42,12 +42,12 @@ class Task(base.Task):
     """Predict boxes and classes of objects.
 
     Attributes:
-      none_weight: weight of predictions without an object in the mean over predictions.
-      class_cost, box_cost, giou_cost: weights of probability, L1 distance and GIoU in the cost of
+      none_weight: Weight of predictions without an object in the mean over predictions.
+      class_cost, box_cost, giou_cost: Weights of probability, L1 distance and GIoU in the cost of
         matching an object with a prediction.
-      class_weight, box_weight, giou_weight: weights of cross entropy, L1 distance and GIoU in the
+      class_weight, box_weight, giou_weight: Weights of cross entropy, L1 distance and GIoU in the
         loss.
-      mean, std: normalization of each channel of images in [0, 1].
+      mean, std: Normalization of each channel of images in [0, 1].
     """
 
     none_weight: float = 0.1
@@ -222,10 +222,10 @@ def class_sums(
     whose query has the correct class.
 
     Args:
-      logits: logits of each query; the last class is "no object".
-      labels: classes of the objects.
-      places: query index of each object, -1 for none.
-      none_weight: weight of a query without object.
+      logits: Logits of each query; the last class is "no object".
+      labels: Classes of the objects.
+      places: Query index of each object, -1 for none.
+      none_weight: Weight of a query without object.
     """
     matched, place = places >= 0, places.clip(0)
     queries, none = logits.shape[-2], logits.shape[-1] - 1

@@ -46,22 +46,22 @@ class Task(base.Task):
     [B G 2H 2W C], for smoother similarities (DINOv3, section 4.3).
 
     Attributes:
-      student_temp: temperature of the student's softmax.
-      teacher_temp: final temperature of the teacher's softmax.
-      first_teacher_temp: initial temperature of the teacher's softmax; rises linearly.
-      warmup: number of updates over which it rises.
-      sinkhorn: number of Sinkhorn iterations that balance the teacher's prototypes.
-      ibot: weight of the cross entropy of masked patches.
-      koleo: weight of the KoLeo loss, which spreads features.
-      masked: number of global crops per image with masked patches.
-      mask_ratios: range of the share of masked patches in these crops.
-      gram: weight of the Gram loss, see `ops.self_distillation.gram`; 0 for none.
-      gram_teacher: checkpoint of the Gram teacher, a ViT that `vit_jax.load` reads.
-      gram_size: height and width of the Gram teacher's images; 0 for the checkpoint's.
-      gram_negatives: treatment of negative similarities: 'kept', 'cut' or 'cut_of_teacher'.
-      value_range: range to which bytes 0..255 are scaled for the model.
-      mean, std: normalization of each channel of images in [0, 1]; empty for `value_range`.
-      patches: whether `predict` also returns patch tokens, for pictures.
+      student_temp: Temperature of the student's softmax.
+      teacher_temp: Final temperature of the teacher's softmax.
+      first_teacher_temp: Initial temperature of the teacher's softmax; rises linearly.
+      warmup: Number of updates over which it rises.
+      sinkhorn: Number of Sinkhorn iterations that balance the teacher's prototypes.
+      ibot: Weight of the cross entropy of masked patches.
+      koleo: Weight of the KoLeo loss, which spreads features.
+      masked: Number of global crops per image with masked patches.
+      mask_ratios: Range of the share of masked patches in these crops.
+      gram: Weight of the Gram loss, see `ops.self_distillation.gram`; 0 for none.
+      gram_teacher: Checkpoint of the Gram teacher, a ViT that `vit_jax.load` reads.
+      gram_size: Height and width of the Gram teacher's images; 0 for the checkpoint's.
+      gram_negatives: Treatment of negative similarities: 'kept', 'cut' or 'cut_of_teacher'.
+      value_range: Range to which bytes 0..255 are scaled for the model.
+      mean, std: Normalization of each channel of images in [0, 1]; empty for `value_range`.
+      patches: Whether `predict` also returns patch tokens, for pictures.
     """
 
     student_temp: float = 0.1
@@ -238,10 +238,10 @@ class Task(base.Task):
         """Compute the Gram loss of each global crop.
 
         Args:
-          apply: model and Gram teacher.
-          batch: batch with global crops as bytes.
-          size: height and width of the student's crops.
-          patches: student's patch tokens of all global crops.
+          apply: Model and Gram teacher.
+          batch: Batch with global crops as bytes.
+          size: Height and width of the student's crops.
+          patches: Student's patch tokens of all global crops.
         """
         if GRAM not in apply.frozen:
             raise UserError('config.task.gram_teacher: the teacher is only loaded in training')

@@ -34,16 +34,16 @@ class Task(classify.Task):
     distillation token. Evaluation needs no teacher and is the same as in `classify`.
 
     Attributes:
-      teacher: run or checkpoint that `vit_jax.load` reads, with the classes of the data in the same
+      teacher: Run or checkpoint that `vit_jax.load` reads, with the classes of the data in the same
         order; for `target='features'` the classes do not matter. It sees the student's view,
         resized to its own image size.
       target: 'soft', the teacher's probabilities (KL divergence); 'hard', its most probable class;
         or 'features', the direction of its representation (1 - cosine).
       temperature: T of 'soft': T^2 KL(softmax(teacher / T) || softmax(student / T)).
-      weight: weight of the distillation loss.
-      label_weight: weight of the label loss; 0 to learn only from the teacher.
-      loss_name, label_smoothing, class_weights: label loss, see the task `classify`.
-      mixup, cutmix, value_range, mean, std: see the task `classify`.
+      weight: Weight of the distillation loss.
+      label_weight: Weight of the label loss; 0 to learn only from the teacher.
+      loss_name, label_smoothing, class_weights: Label loss, see the task `classify`.
+      mixup, cutmix, value_range, mean, std: See the task `classify`.
     """
 
     teacher: str = ''
@@ -66,7 +66,7 @@ class Task(classify.Task):
 
     @property
     def frozen(self) -> Mapping[str, str]:
-        """The teacher's checkpoint."""
+        """Teacher's checkpoint."""
         return {TEACHER: self.teacher}
 
     def outputs(self, apply: Apply, batch: Batch) -> dict[str, Any]:

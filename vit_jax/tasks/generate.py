@@ -34,7 +34,7 @@ class Generated(NamedTuple):
     """Generated images.
 
     Attributes:
-      images: samples in the model's range of values.
+      images: Samples in the model's range of values.
       frames: [K B H W C], images predicted at the start of K evenly spaced steps.
     """
 
@@ -47,20 +47,20 @@ class Task(base.Task):
     """Train on noisy images with a mean squared error, and sample images.
 
     Attributes:
-      prediction: what the model predicts: 'x', 'epsilon' or 'v'.
-      loss_space: what the loss compares, after conversion: 'x', 'epsilon' or 'v'.
-      time_mean, time_std: parameters of the logit-normal distribution of times in training and
+      prediction: What the model predicts: 'x', 'epsilon' or 'v'.
+      loss_space: What the loss compares, after conversion: 'x', 'epsilon' or 'v'.
+      time_mean, time_std: Parameters of the logit-normal distribution of times in training and
         evaluation (arXiv:2403.03206, section 3.1).
-      noise_scale: standard deviation of the noise; 1 at 256 pixels, 2 at 512.
-      least_divisor: lower bound of t and 1 - t where conversions divide by them.
-      class_dropout: share of the examples whose class is hidden in training, for guidance.
+      noise_scale: Standard deviation of the noise; 1 at 256 pixels, 2 at 512.
+      least_divisor: Lower bound of t and 1 - t where conversions divide by them.
+      class_dropout: Share of the examples whose class is hidden in training, for guidance.
       sampler: 'heun', two evaluations of the model for each step except the last; or 'euler'.
-      steps: number of steps from time 0 to 1, of equal length.
-      guidance: scale w of classifier-free guidance, v + (w - 1) (v - v_unconditional)
+      steps: Number of steps from time 0 to 1, of equal length.
+      guidance: Scale w of classifier-free guidance, v + (w - 1) (v - v_unconditional)
         (arXiv:2207.12598); 1 for none.
-      interval: times between which guidance is applied (arXiv:2404.07724).
-      samples: number of samples per example in `predict`.
-      value_range: range to which bytes 0..255 are scaled for the model.
+      interval: Times between which guidance is applied (arXiv:2404.07724).
+      samples: Number of samples per example in `predict`.
+      value_range: Range to which bytes 0..255 are scaled for the model.
     """
 
     prediction: str = 'x'
@@ -153,10 +153,10 @@ class Task(base.Task):
         """Integrate the velocity from noise to images.
 
         Args:
-          apply: model in evaluation mode.
-          noise: noise at time 0.
-          labels: classes of the images; -1 for none.
-          frames: number K of intermediate predictions to keep; at most `steps` - 1.
+          apply: Model in evaluation mode.
+          noise: Noise at time 0.
+          labels: Classes of the images; -1 for none.
+          frames: Number K of intermediate predictions to keep; at most `steps` - 1.
         """
         times = jnp.linspace(0.0, 1.0, self.steps + 1)
 
@@ -239,10 +239,10 @@ def conversion(prediction: str, space: str, time: Times, least: float = 0.0) -> 
     error d of x is an error -d t / (1 - t) of e and d / (1 - t) of v. Signs are omitted.
 
     Args:
-      prediction: space of the prediction, see SPACES.
-      space: space of the result, see SPACES.
-      time: t.
-      least: lower bound of divisors.
+      prediction: Space of the prediction, see SPACES.
+      space: Space of the result, see SPACES.
+      time: T.
+      least: Lower bound of divisors.
     """
     # Error in each space, relative to the error of v.
     relative_error = {'x': 1 - time, 'epsilon': time, 'v': jnp.ones_like(time)}

@@ -25,12 +25,12 @@ GRAY, SMALL = 'gray', 'small'
 
 @dataclasses.dataclass(frozen=True)
 class Task(generate.Task):
-    """The task `generate`, conditioned on gray or small images instead of classes.
+    """Task `generate`, conditioned on gray or small images instead of classes.
 
     Attributes:
-      given: kind of condition: 'gray' for the luminance, or 'small' for images downsampled by
+      given: Kind of condition: 'gray' for the luminance, or 'small' for images downsampled by
         `factor` and enlarged again.
-      factor: side in pixels of the blocks that are averaged into the small image.
+      factor: Side in pixels of the blocks that are averaged into the small image.
     """
 
     given: str = GRAY

@@ -37,9 +37,9 @@ class Task(base.Task):
       directions: Number of random directions, new at each step.
       knots: Number of points in [0, span] at which characteristic functions are compared.
       span: Largest argument of the characteristic functions.
-      value_range: range to which bytes 0..255 are scaled for the model.
-      mean, std: normalization of each channel of images in [0, 1]; empty for `value_range`.
-      patches: whether `predict` also returns patch tokens, for pictures.
+      value_range: Range to which bytes 0..255 are scaled for the model.
+      mean, std: Normalization of each channel of images in [0, 1]; empty for `value_range`.
+      patches: Whether `predict` also returns patch tokens, for pictures.
     """
 
     sigreg: float = 0.02

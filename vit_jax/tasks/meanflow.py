@@ -37,8 +37,8 @@ class Conditions(NamedTuple):
     """Numbers that condition the average velocity of each example.
 
     Attributes:
-      span: h, from 0 to 1 - t.
-      guidance: w, at least 1.
+      span: H, from 0 to 1 - t.
+      guidance: W, at least 1.
       low, high: Times between which guidance acts.
     """
 

@@ -9,7 +9,7 @@ from vit_jax.tasks import image_to_image, meanflow
 
 @dataclasses.dataclass(frozen=True)
 class Task(image_to_image.Task, meanflow.Task):
-    """The task `meanflow` with gray or small images in the model's input, and without classes.
+    """Task `meanflow` with gray or small images in the model's input, and without classes.
 
     Attributes:
       sampler, steps: See `meanflow`.

@@ -33,9 +33,9 @@ class Task(base.Task):
 
     Attributes:
       target: 'pixels', or 'normalized' for patches with mean 0 and standard deviation 1.
-      value_range: range to which bytes 0..255 are scaled for the model; None for images normalized
+      value_range: Range to which bytes 0..255 are scaled for the model; None for images normalized
         by `mean` and `std`.
-      mean, std: normalization of the target's pixels in [0, 1]: one number, or one per channel.
+      mean, std: Normalization of the target's pixels in [0, 1]: one number, or one per channel.
         For normalized patches only the ratios of `std` matter.
     """
 

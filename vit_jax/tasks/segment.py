@@ -33,10 +33,10 @@ class Targets(NamedTuple):
     """Segments of a batch.
 
     Attributes:
-      labels: class indices; arbitrary in rows without a segment.
-      real: true for rows with a segment to find.
+      labels: Class indices; arbitrary in rows without a segment.
+      real: True for rows with a segment to find.
       segments: 1 + row of the segment that a pixel belongs to; 0 for none, VOID for unknown.
-      counts: true for pixels that count in the loss; None if all do.
+      counts: True for pixels that count in the loss; None if all do.
     """
 
     labels: Int[Array, 'B N']
@@ -50,26 +50,26 @@ class Task(base.Task):
     """Predict masks and classes of segments.
 
     Attributes:
-      kind: output of `predict`: 'panoptic', 'instance' or 'semantic' segmentation.
-      points: number of points per image where masks are compared: 12,544 in the papers.
-      oversample: number of random points, relative to the number of uncertain points to choose.
-      importance: share of the loss's points that are chosen by uncertainty.
-      none_weight: weight of a query without segment in the mean over queries.
-      class_weight, mask_weight, dice_weight: weights of cross entropy, binary cross entropy of
+      kind: Output of `predict`: 'panoptic', 'instance' or 'semantic' segmentation.
+      points: Number of points per image where masks are compared: 12,544 in the papers.
+      oversample: Number of random points, relative to the number of uncertain points to choose.
+      importance: Share of the loss's points that are chosen by uncertainty.
+      none_weight: Weight of a query without segment in the mean over queries.
+      class_weight, mask_weight, dice_weight: Weights of cross entropy, binary cross entropy of
         masks and dice loss, in the loss and in the cost of matching a segment with a query.
-      anneal_start, anneal_end: steps between which the probability of masked attention falls from
+      anneal_start, anneal_end: Steps between which the probability of masked attention falls from
         1 to 0, for each of the model's last blocks; empty for no masked attention.
-      anneal_power: power of this polynomial schedule.
-      count_void: whether unlabeled pixels and padding count as outside of all masks, as in the
+      anneal_power: Power of this polynomial schedule.
+      count_void: Whether unlabeled pixels and padding count as outside of all masks, as in the
         authors' code; otherwise they have no loss.
-      stuff: classes with at most one segment per image, such as sky.
-      instances: maximum number of instances per image, pairs of a query and a class; 0 for the best
+      stuff: Classes with at most one segment per image, such as sky.
+      instances: Maximum number of instances per image, pairs of a query and a class; 0 for the best
         class of each query.
-      frame: height and width in pixels of the largest image to predict in windows, see the
+      frame: Height and width in pixels of the largest image to predict in windows, see the
         transform
         `sliding_windows`: class scores are interpolated to the size of the file. By default, its
         pixels take the class of the nearest pixel of the resized image.
-      mean, std: normalization of each channel of images in [0, 1].
+      mean, std: Normalization of each channel of images in [0, 1].
     """
 
     kind: str = 'panoptic'
@@ -441,9 +441,9 @@ def sample_segments(
     """Interpolate masks of segments bilinearly, without materializing the masks.
 
     Args:
-      segments: number of the segment at each pixel.
-      points: points to sample, see `ops.masks.corners`.
-      numbers: numbers of the segments to sample.
+      segments: Number of the segment at each pixel.
+      points: Points to sample, see `ops.masks.corners`.
+      numbers: Numbers of the segments to sample.
     """
     at = mask_ops.corners(points, segments.shape)
     same = segments.reshape(-1)[at.pixel][..., None, :] == numbers[:, None]
@@ -467,8 +467,8 @@ def class_scores(outputs: dict, size: tuple[int, int]) -> Float[Array, 'B C H W'
     See MaskFormer, Cheng et al., 2021, arXiv:2107.06278, section 3.4.
 
     Args:
-      outputs: model outputs.
-      size: height and width in pixels of the model's images.
+      outputs: Model outputs.
+      size: Height and width in pixels of the model's images.
     """
     classes = jax.nn.softmax(outputs['logits'])[..., :-1]
     inside = jax.nn.sigmoid(mask_ops.resize_bilinear(outputs['masks'], size))

@@ -26,8 +26,8 @@ class Task(detect.Task):
     """Predict boxes, classes and masks of things and stuff.
 
     Attributes:
-      mask_weight, dice_weight: weights of focal and dice loss in the loss.
-      stuff: the classes with at most one segment in an image, such as sky.
+      mask_weight, dice_weight: Weights of focal and dice loss in the loss.
+      stuff: The classes with at most one segment in an image, such as sky.
 
     For the other attributes see the task `detect`.
     """
@@ -105,10 +105,10 @@ def mask_sums(
     """Sum the focal and dice losses of matched masks over each image.
 
     Args:
-      masks: mask logits of each query, at any size.
-      places: query index of each object, -1 for none.
-      segments: see `require_segments`.
-      real: false for padding.
+      masks: Mask logits of each query, at any size.
+      places: Query index of each object, -1 for none.
+      segments: See `require_segments`.
+      real: False for padding.
     """
     matched = jnp.take_along_axis(masks, places.clip(0)[..., None, None], axis=1)
     logits = mask_ops.resize_bilinear(matched, segments.shape[1:])

@@ -34,16 +34,16 @@ class Task(base.Task):
     Attributes:
       loss_name: 'sigmoid', Zhai et al., 2023, arXiv:2303.15343, or 'softmax', Radford et al., 2021,
         arXiv:2103.00020.
-      text: batch field with the token ids of captions.
-      repeats: whether equal texts in a batch count as 'negatives' of each other's images, as in the
+      text: Batch field with the token ids of captions.
+      repeats: Whether equal texts in a batch count as 'negatives' of each other's images, as in the
         papers, or as 'matches', for short captions.
-      chunk: number of texts compared with all images at a time, to limit the memory for logits.
-      locked_image: stop the gradient into the image tower, as in locked-image tuning (LiT,
+      chunk: Number of texts compared with all images at a time, to limit the memory for logits.
+      locked_image: Stop the gradient into the image tower, as in locked-image tuning (LiT,
         arXiv:2111.07991). Also add its parameters to `config.optim.freeze`, or weight decay will
         shrink them.
-      value_range: range to which bytes 0..255 are scaled for the model.
-      mean, std: normalization of each channel of images in [0, 1]; empty for `value_range`.
-      prompts: token ids of texts to compare with images in `predict`.
+      value_range: Range to which bytes 0..255 are scaled for the model.
+      mean, std: Normalization of each channel of images in [0, 1]; empty for `value_range`.
+      prompts: Token ids of texts to compare with images in `predict`.
     """
 
     loss_name: str = 'sigmoid'
@@ -139,8 +139,8 @@ class Pairs(NamedTuple):
     """Embeddings of images and their texts, row by row.
 
     Attributes:
-      image, text: embeddings [B E].
-      scale, bias: coefficients of logits, scale * <image, text> + bias.
+      image, text: Embeddings [B E].
+      scale, bias: Coefficients of logits, scale * <image, text> + bias.
       mask: 1 for pairs and 0 for padding.
       keys: [B K]; a text matches an image if their keys are equal.
     """
@@ -159,8 +159,8 @@ class Losses(NamedTuple):
     Ties count as errors. Where a logit is not finite, the result is NaN.
 
     Attributes:
-      image_losses: loss of each image, from its logits with all texts; 0 for padding.
-      text_losses: loss of each text; zeros if the loss is the same from both sides.
+      image_losses: Loss of each image, from its logits with all texts; 0 for padding.
+      text_losses: Loss of each text; zeros if the loss is the same from both sides.
       right_text: 1 for each image whose best text is correct.
       right_image: 1 for each text whose best image is correct.
     """
@@ -175,8 +175,8 @@ def sigmoid(pairs: Pairs, chunk: int) -> Losses:
     """-sum over texts of log sigmoid(+-logit), + for matches; algorithm 1 of SigLIP.
 
     Args:
-      pairs: pairs of the whole batch.
-      chunk: number of texts compared with all images at a time.
+      pairs: Pairs of the whole batch.
+      chunk: Number of texts compared with all images at a time.
     """
 
     def block(logits: Block, is_match: Matches, real: Matches) -> tuple[BlockSums, Columns]:
@@ -214,10 +214,10 @@ def _losses_by_blocks(
     """Compute losses block by block; a block has all images and `chunk` texts.
 
     Args:
-      pairs: pairs of the whole batch.
-      chunk: number of texts per block.
+      pairs: Pairs of the whole batch.
+      chunk: Number of texts per block.
       block: (logits, matches, real pairs) -> (partial image losses, text losses).
-      image_losses: combines the partial image losses, stacked over the blocks [n B].
+      image_losses: Combines the partial image losses, stacked over the blocks [n B].
     """
     rows = len(pairs.image)
 

@@ -25,9 +25,9 @@ class Task(base.Task):
     padding. Rows with nothing but padding do not count.
 
     Attributes:
-      label_smoothing: eps of `smoothed_loss`.
-      search: how `predict` decodes, 'beam' or 'greedy'.
-      beams, alpha, extra_len: see `vit_jax.ops.search.Search`.
+      label_smoothing: Eps of `smoothed_loss`.
+      search: How `predict` decodes, 'beam' or 'greedy'.
+      beams, alpha, extra_len: See `vit_jax.ops.search.Search`.
     """
 
     label_smoothing: float = 0.1
@@ -48,7 +48,7 @@ class Task(base.Task):
 
     @property
     def decoding(self) -> Search:
-        """The search that `predict` decodes with."""
+        """Search that `predict` decodes with."""
         return Search(self.search, self.beams, self.alpha, extra_len=self.extra_len)
 
     def inputs(self, batch: Batch) -> tuple[Int[Array, 'B S'], Int[Array, 'B T']]:

@@ -27,9 +27,9 @@ def train(
 
     Args:
       config: `FILE[:ARG]`, which is executed, or a config.
-      workdir: the run folder; made if missing.
-      overrides: such as 'optim.lr=3e-4'.
-      **options: further keywords of `vit_jax.trainer.train.train`, such as `stop_at`.
+      workdir: The run folder; made if missing.
+      overrides: Such as 'optim.lr=3e-4'.
+      **options: Further keywords of `vit_jax.trainer.train.train`, such as `stop_at`.
 
     Returns:
       The final evaluation, {name: value}.
@@ -58,12 +58,12 @@ def evaluate(
     """Evaluate a model exactly: every example counts once.
 
     Args:
-      path: a run folder, or a checkpoint as for `vit_jax.load`; one of another code base needs
+      path: A run folder, or a checkpoint as for `vit_jax.load`; one of another code base needs
         `source` and `split`.
-      step, average: checkpoints of a run, see `vit_jax.inference.load.read`.
-      image_size: crop and resize to this height and width instead of the model's own.
-      allowed: modules of your own that the config of a run may name.
-      **choices: further keywords of `vit_jax.trainer.measure.prepare`, such as `split='train'` or
+      step, average: Checkpoints of a run, see `vit_jax.inference.load.read`.
+      image_size: Crop and resize to this height and width instead of the model's own.
+      allowed: Modules of your own that the config of a run may name.
+      **choices: Further keywords of `vit_jax.trainer.measure.prepare`, such as `split='train'` or
         `evaluators=['knn(k=5)']`.
 
     Returns:

@@ -24,12 +24,12 @@ FIRST_TRIED = 64  # examples a device
 
 
 def largest_batch(measurement: Measurement) -> int:
-    """The largest batch size that fits, within an eighth; at most the largest data set.
+    """Return the largest batch size that fits, within an eighth; at most the largest data set.
 
     The steps are compiled for the sizes tried, but not run.
 
     Args:
-      measurement: prepared with any batch size.
+      measurement: Prepared with any batch size.
 
     Raises:
       UserError: if not even one example a device fits, the memory of the devices is unknown,
@@ -59,8 +59,8 @@ def memory(device: jax.Device, devices: int) -> float:
     On a GPU, a share of JAX's own pool: the fraction of the memory that JAX preallocates.
 
     Args:
-      device: device of an evaluation.
-      devices: number of devices, which share the host's memory if they are its CPU.
+      device: Device of an evaluation.
+      devices: Number of devices, which share the host's memory if they are its CPU.
 
     Raises:
       UserError: if it is unknown.
@@ -90,7 +90,7 @@ def _programs(measurement: Measurement) -> Iterator[tuple[Any, Shape, int]]:
 
 
 def _batch(layout: sharding.Layout, shape: Shape, rows: int) -> Any:
-    """The abstract arrays of a batch of `rows` rows."""
+    """Return the abstract arrays of a batch of `rows` rows."""
     arrays = {k: jax.ShapeDtypeStruct((rows, *s.shape), s.dtype) for k, s in shape.arrays.items()}
     return sharding.abstract_batch(layout, arrays)
 

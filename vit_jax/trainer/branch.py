@@ -29,7 +29,7 @@ BRANCHED = (*FREE, *SCHEDULES, 'total', 'early_stop', 'init', 'branch')
 
 
 def branch(training: Training) -> Origin:
-    """The complete state of another run at a kept step, to be continued with another schedule.
+    """Load the complete state of another run at a saved step, for a different schedule.
 
     With a later cooldown it is bit for bit what a run with that cooldown would have come to: one
     long run at a schedule that does not depend on its end gives a finished model of every length
@@ -76,7 +76,7 @@ def branch(training: Training) -> Origin:
 
 
 def _find_trunk(config: Branch) -> tuple[paths.Path, int]:
-    """The folder and the step of the run that `config.branch` names."""
+    """Return the folder and the step of the run that `config.branch` names."""
     try:
         run = ModelRef.parse(config.folder).find_run(config.step or None)
         trunk, step = (
@@ -95,7 +95,7 @@ def _find_trunk(config: Branch) -> tuple[paths.Path, int]:
 def changes(
     before: ConfigDict, training: Training, history: tuple[dict[str, Any], ...]
 ) -> list[str]:
-    """A line for each thing that makes a branch something else than that run cooled down."""
+    """Return a line for each thing that makes a branch something else than that run cooled down."""
     changed = defaults.differences(before, training.config)
     lines = [f'there, config.{name} is another' for name in changed if name not in BRANCHED]
     return [*lines, *_other_rate(before, training, history)]
@@ -104,7 +104,7 @@ def changes(
 def _other_rate(
     before: ConfigDict, training: Training, history: tuple[dict[str, Any], ...]
 ) -> list[str]:
-    """A line for the first step before the cooldown at which the trunk's learning rate differs."""
+    """Describe the first step before the cooldown at which the trunk's rate differs."""
     rates = {line['step']: line['train/lr'] for line in history if 'train/lr' in line}
     rates |= _later_rates(before, training, max(rates, default=0))
     planned = np.asarray(training.timetable.lr(np.array([*rates]) - 1))
@@ -128,7 +128,7 @@ def _other_rate(
 
 
 def _later_rates(before: ConfigDict, training: Training, start: int) -> dict[int, float]:
-    """The trunk's learning rate of each step from `start` to the cooldown of the branch."""
+    """Return the trunk's learning rate of each step from `start` to the cooldown of the branch."""
     size, epoch = training.data.plan.examples_per_step, training.data.num_examples
     times, here = Durations.of(before.total, size, epoch), training.times
     cooldown = here.steps(training.run.optim.schedule.cooldown, 'config.optim.schedule.cooldown')
@@ -139,7 +139,7 @@ def _later_rates(before: ConfigDict, training: Training, start: int) -> dict[int
 
 
 def _without_cooldown(optim: Optim) -> Schedule:
-    """The learning rate's schedule as it is before the cooldown."""
+    """Return the learning rate's schedule as it is before the cooldown."""
     ends = optim.schedule.name in ('linear', 'cosine')  # at `final`, without a cooldown too
     return dataclasses.replace(
         optim.schedule,
@@ -152,7 +152,7 @@ def _without_cooldown(optim: Optim) -> Schedule:
 def _other_data(
     before: ConfigDict, listing: Mapping[str, str] | None, training: Training
 ) -> list[str]:
-    """A line if the same data had other examples, as far as the checkpoint's listing knows."""
+    """Return a line if the data's examples differ from the checkpoint's listing."""
     if listing is None or 'data' in defaults.differences(before, training.config):
         return []
     if listing == training.data.listing._asdict():

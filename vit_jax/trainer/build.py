@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Timetable:
-    """The steps between logs, evaluations and saves.
+    """Steps between logs, evaluations and saves.
 
     Attributes:
-      total: length of the run.
-      log, checkpoint: steps between two of them.
-      examples: steps between drawn examples; 0 for never.
-      evals: steps between evaluations, by their names.
-      lr: learning rate as a function of the steps taken.
+      total: Length of the run.
+      log, checkpoint: Steps between two of them.
+      examples: Steps between drawn examples; 0 for never.
+      evals: Steps between evaluations, by their names.
+      lr: Learning rate as a function of the steps taken.
     """
 
     total: int
@@ -53,18 +53,18 @@ class Timetable:
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """The objects that `build` makes of a config.
+    """Objects that `build` makes of a config.
 
     Attributes:
-      config: complete config, as stored in the run folder.
-      run: typed form of the config.
-      times: durations of the run.
-      data: training data.
-      program: computation.
-      timetable: steps between logs, evaluations and saves.
-      evaluations: entries of `config.evals`, opened.
-      examples: examples drawn with the first evaluation, if any.
-      judge: goals, and the results that reach them.
+      config: Complete config, as stored in the run folder.
+      run: Typed form of the config.
+      times: Durations of the run.
+      data: Training data.
+      program: Computation.
+      timetable: Steps between logs, evaluations and saves.
+      evaluations: Entries of `config.evals`, opened.
+      examples: Examples drawn with the first evaluation, if any.
+      judge: Goals, and the results that reach them.
     """
 
     config: ConfigDict
@@ -132,7 +132,7 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Tr
 
 
 def _examples(run: Run, opened: Mapping[str, Evaluation], steps: EvalSteps) -> Examples | None:
-    """The examples that a run shows; their drawing code is imported only if needed."""
+    """Return the examples that a run shows; their drawing code is imported only if needed."""
     from vit_jax.trainer import examples
 
     return examples.make_examples(run, opened, steps)

@@ -31,9 +31,9 @@ def require_shapes(trained: TrainedModel, where: str, data: Dataset) -> None:
     """Check that a model takes the data without other parameters; nothing is computed.
 
     Args:
-      trained: the model; the shapes of its parameters are enough.
-      where: the place in the config that names the data.
-      data: data to evaluate.
+      trained: The model; the shapes of its parameters are enough.
+      where: The place in the config that names the data.
+      data: Data to evaluate.
 
     Raises:
       UserError: if it does not; names the shapes of both images or of the parameters.
@@ -116,9 +116,9 @@ def require_same_classes(
     """Check that a run's data have the classes that they had when it was saved.
 
     Args:
-      saved: names of the classes in the checkpoint.
-      info: facts about the data.
-      where: the place in the config, for the message.
+      saved: Names of the classes in the checkpoint.
+      info: Facts about the data.
+      where: The place in the config, for the message.
 
     Raises:
       UserError: for a class with another name.
@@ -201,8 +201,8 @@ def require_same_listing(saved: Mapping[str, str] | None, data: Dataset) -> tupl
     """Check that a run's data list the same examples as when it was saved.
 
     Args:
-      saved: listing in the checkpoint; None for an old checkpoint without one.
-      data: training data of the run.
+      saved: Listing in the checkpoint; None for an old checkpoint without one.
+      data: Training data of the run.
 
     Returns:
       A line if only sizes or checksums of files differ, such as of a repaired file.

@@ -44,7 +44,7 @@ class Judge:
 
     @property
     def goals(self) -> dict[str, str]:
-        """The goals that the config sets, as texts."""
+        """Goals that the config sets, as texts."""
         given = {KEPT: self.keep_best, EARLY_STOP: self.early_stop.metric}
         return {key: text for key, text in given.items() if text}
 
@@ -61,10 +61,10 @@ class Judge:
         return lines
 
     def begin(self, meta: Mapping[str, Any]) -> Bests:
-        """The best results at the time of a checkpoint, only of this run's goals.
+        """Return the best results at the time of a checkpoint, only of this run's goals.
 
         Args:
-          meta: metadata of the checkpoint; empty for a new run.
+          meta: Metadata of the checkpoint; empty for a new run.
         """
         begun = {}
         for key, text in self.goals.items():
@@ -73,7 +73,7 @@ class Judge:
         return begun
 
     def after(self, bests: Bests, step: int, results: Mapping[str, float]) -> Bests:
-        """The best results after the evaluations of `step`.
+        """Return the best results after the evaluations of `step`.
 
         Raises:
           UserError: if an evaluation lacks the metric of its goal.
@@ -92,12 +92,12 @@ class Judge:
         return updated
 
     def has_ended(self, bests: Bests) -> bool:
-        """Whether the run ends before its total."""
+        """Return whether the run ends before its total."""
         best = bests.get(EARLY_STOP)
         return best is not None and best.since >= self.early_stop.patience
 
     def reason(self, bests: Bests) -> str:
-        """The reason for an early end as a sentence; empty without one."""
+        """Return the reason for an early end as a sentence; empty without one."""
         if not self.has_ended(bests):
             return ''
         best = bests[EARLY_STOP]
@@ -109,12 +109,12 @@ class Judge:
 
 
 def make_judge(config: ConfigDict, run: Run, opened: Mapping[str, Evaluator | None]) -> Judge:
-    """The judge of a config.
+    """Return the judge of a config.
 
     Args:
-      config: config of the run.
-      run: typed form of the config.
-      opened: the evaluators of `config.evals`, which have seen their data.
+      config: Config of the run.
+      run: Typed form of the config.
+      opened: The evaluators of `config.evals`, which have seen their data.
 
     Raises:
       UserError: for a metric that is known to be missing from its evaluations.
@@ -138,10 +138,10 @@ def check_metric(
     """Check that an evaluation gives the metric, as far as is known without running it.
 
     Args:
-      config: config of the run.
-      metric: metric such as `test/accuracy`.
-      where: the key that names it, for the message.
-      opened: evaluators that have seen their data, by the names of the evaluations.
+      config: Config of the run.
+      metric: Metric such as `test/accuracy`.
+      where: The key that names it, for the message.
+      opened: Evaluators that have seen their data, by the names of the evaluations.
 
     Raises:
       UserError: if there is no such evaluation, or it gives other metrics.
@@ -167,7 +167,7 @@ def check_metric(
 
 
 def entry_metric(results: Mapping[str, float], metric: str, where: str) -> float | None:
-    """The metric among the results; None if its evaluation did not run.
+    """Return the metric among the results; None if its evaluation did not run.
 
     Raises:
       UserError: if its evaluation gives other metrics; names `where`, the key of the metric.
@@ -179,7 +179,7 @@ def entry_metric(results: Mapping[str, float], metric: str, where: str) -> float
 
 
 def pick(results: Mapping[str, float], metric: str, where: str) -> float:
-    """The metric of an evaluation; UserError if it is missing."""
+    """Return the metric of an evaluation; UserError if it is missing."""
     if metric not in results:
         raise UserError(f'{where}: ' + nearest('metric', metric, results))
     return results[metric]
@@ -187,7 +187,7 @@ def pick(results: Mapping[str, float], metric: str, where: str) -> float:
 
 @functools.cache
 def _task_metrics(text: str) -> tuple[str, ...]:
-    """The metrics of the task of a config; empty if the data are not on this machine."""
+    """Return the metrics of the task of a config; empty if the data are not on this machine."""
     from vit_jax.profiling.examples import row_of  # imported here, as most runs set no goal
 
     try:

@@ -49,7 +49,7 @@ def predict(
 
 
 def _of_examples(real: np.ndarray, array: np.ndarray) -> np.ndarray:
-    """The values of the real examples; a value shared by the examples of a row is repeated."""
+    """Return the values of real examples; repeat values that a row's examples share."""
     if array.shape[: real.ndim] == real.shape:
         return array[real]
     return array[np.nonzero(real)[0]]
@@ -89,10 +89,10 @@ def run(
     Evaluators of the same data are given the same predictions, which are computed once.
 
     Args:
-      steps: compiled for the data.
-      evaluations: evaluations by name.
-      variables: variables of the model.
-      stopping: function that is polled between two batches and while waiting for one.
+      steps: Compiled for the data.
+      evaluations: Evaluations by name.
+      variables: Variables of the model.
+      stopping: Function that is polled between two batches and while waiting for one.
 
     Raises:
       Interrupted: if a stop is requested.
@@ -119,10 +119,10 @@ def run(
 
 
 def line(headlines: Mapping[str, tuple[str, ...]], results: Mapping[str, float]) -> str:
-    """A line of results, with the headline metrics of each evaluation.
+    """Return a line of results, with the headline metrics of each evaluation.
 
     Args:
-      headlines: metrics by the names of evaluations; empty for all of them.
+      headlines: Metrics by the names of evaluations; empty for all of them.
       results: {'NAME/METRIC': value}; other numbers are shown too.
     """
     parts = []
@@ -135,7 +135,7 @@ def line(headlines: Mapping[str, tuple[str, ...]], results: Mapping[str, float])
 
 
 def num_examples(opened: Iterable[Evaluation]) -> int:
-    """The number of examples that evaluations pass through the model, repeats included."""
+    """Return the number of examples that evaluations pass through the model, repeats included."""
     opened = list(opened)
     passes = [evaluation.data for evaluation in opened if evaluation.evaluator is None]
     shared = {

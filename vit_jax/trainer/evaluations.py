@@ -28,10 +28,10 @@ class Evaluation:
     """An entry of `config.evals`, ready to run.
 
     Attributes:
-      data: data to evaluate on.
-      evaluator: evaluator that measures; None for the metrics of the task.
-      fit: the data that the evaluator learns from, if it learns.
-      headline: metrics that a line of text shows; empty for all.
+      data: Data to evaluate on.
+      evaluator: Evaluator that measures; None for the metrics of the task.
+      fit: The data that the evaluator learns from, if it learns.
+      headline: Metrics that a line of text shows; empty for all.
     """
 
     data: Dataset
@@ -41,7 +41,7 @@ class Evaluation:
 
     @property
     def signature(self) -> str:
-        """The signature of the evaluation protocol; empty if there is no standard one."""
+        """Signature of the evaluation protocol; empty if there is no standard one."""
         return self.evaluator.signature if self.evaluator else ''
 
 
@@ -52,14 +52,14 @@ def open_data(
     seed: int = 0,
     numbering: SourceInfo | None = None,
 ) -> Dataset:
-    """The data of `config.data` or of an entry of `config.evals`, for these devices.
+    """Return the data of `config.data` or of an entry of `config.evals`, for these devices.
 
     Args:
-      data: section of the config.
-      batch_size: size of a global batch.
-      layout: device layout; evaluation batches have a multiple of its shards.
-      seed: seed of training.
-      numbering: see `open_dataset`.
+      data: Section of the config.
+      batch_size: Size of a global batch.
+      layout: Device layout; evaluation batches have a multiple of its shards.
+      seed: Seed of training.
+      numbering: See `open_dataset`.
 
     Raises:
       UserError: as `open_dataset`.
@@ -83,10 +83,10 @@ def open_evals(
     """Open every entry of `config.evals`; entries with the same data share them.
 
     Args:
-      run: config.
-      layout: device layout.
-      steps: steps compiled for it.
-      trained: model that the data must suit; None for no check.
+      run: Config.
+      layout: Device layout.
+      steps: Steps compiled for it.
+      trained: Model that the data must suit; None for no check.
 
     Raises:
       UserError: for data that do not exist, do not suit the evaluator or the model, or have other
@@ -152,9 +152,9 @@ def check_predictions(
     """Raise UserError if an evaluator measures arrays that the task does not predict.
 
     Args:
-      steps: steps of the task; nothing is computed.
-      evaluations: evaluations by their names in `config.evals`.
-      variables: variables of the model, or their shapes.
+      steps: Steps of the task; nothing is computed.
+      evaluations: Evaluations by their names in `config.evals`.
+      variables: Variables of the model, or their shapes.
     """
     for name, evaluation in evaluations.items():
         if evaluation.evaluator is None or not evaluation.evaluator.predictions:

@@ -30,8 +30,8 @@ class Examples:
     """Examples of the first evaluation of a run, shown by its writers.
 
     Attributes:
-      entry: entry of `config.evals`.
-      sample: its examples.
+      entry: Entry of `config.evals`.
+      sample: Its examples.
     """
 
     entry: str

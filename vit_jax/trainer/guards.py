@@ -50,18 +50,18 @@ Report = Callable[[int, dict[str, float]], bool]
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """The steps to trace.
+    """Steps to trace.
 
     Attributes:
-      count: how many.
-      first: the first of them; None for the first that follow what a start compiles.
+      count: How many.
+      first: The first of them; None for the first that follow what a start compiles.
     """
 
     count: int
     first: int | None = None
 
     def steps(self, start: int, total: int) -> range:
-        """The numbers of the steps in a run that goes on after step `start`.
+        """Return the numbers of the steps in a run that goes on after step `start`.
 
         Raises:
           UserError: if the run does not take them.
@@ -80,21 +80,21 @@ class RunOptions:
     """Options of one start of a run, which its config does not hold.
 
     Attributes:
-      stop_at: step after which to save and stop, as if preempted there.
-      restart: start anew if the run has no intact checkpoint; its files are moved to
+      stop_at: Step after which to save and stop, as if preempted there.
+      restart: Start anew if the run has no intact checkpoint; its files are moved to
         `checkpoints/rejected/`. A run with an intact one resumes, so that a launcher that repeats
         the command loses nothing.
-      extend: continue a run of the same config with a shorter `total`.
-      devices: devices to use; all by default.
-      report: function called with the step and the results after evaluations, on every process;
+      extend: Continue a run of the same config with a shorter `total`.
+      devices: Devices to use; all by default.
+      report: Function called with the step and the results after evaluations, on every process;
         returns whether to end the run there.
-      step_timeout: seconds, see `Watchdog`.
-      allowed: modules that the config of the run that this one starts from may name.
-      strict: fail if the newest checkpoint is damaged, even in a complete run, instead of going
+      step_timeout: Seconds, see `Watchdog`.
+      allowed: Modules that the config of the run that this one starts from may name.
+      strict: Fail if the newest checkpoint is damaged, even in a complete run, instead of going
         back to an older one.
-      profile: steps to trace into the folder's `profile/`.
+      profile: Steps to trace into the folder's `profile/`.
       began: Unix time at which the process began, for the record of its time; now by default.
-      adapt: function that changes the built run before it starts, for rehearsals.
+      adapt: Function that changes the built run before it starts, for rehearsals.
     """
 
     stop_at: int | None = None
@@ -123,20 +123,20 @@ def guards(config: ConfigDict, folder: str | pathlib.Path, options: RunOptions) 
 
 
 class Guard:
-    """The guard of a run.
+    """Guard of a run.
 
     Attributes:
-      folder: run folder.
-      options: options of this start.
-      devices: devices of the run.
-      config: config of the run, completed from the checkpoint of `config.init`.
-      notes: keys that were completed, a line each.
-      checkpoint: the checkpoint of `config.init`, if it was read to complete the config.
-      result: the final evaluation of a complete run; None while steps are left.
-      clock: record of the run's time.
-      preemption, watchdog, checkpointer: set by `lock`.
-      writer: set by `open_metrics`.
-      profile: set by `open_metrics` if steps are traced.
+      folder: Run folder.
+      options: Options of this start.
+      devices: Devices of the run.
+      config: Config of the run, completed from the checkpoint of `config.init`.
+      notes: Keys that were completed, a line each.
+      checkpoint: The checkpoint of `config.init`, if it was read to complete the config.
+      result: The final evaluation of a complete run; None while steps are left.
+      clock: Record of the run's time.
+      preemption, watchdog, checkpointer: Set by `lock`.
+      writer: Set by `open_metrics`.
+      profile: Set by `open_metrics` if steps are traced.
     """
 
     preemption: Preemption
@@ -209,9 +209,9 @@ class Guard:
         """Open the metrics of the locked folder, and begin the record of the run's time there.
 
         Args:
-          training: run that starts.
-          step: step at which it starts.
-          evaluates_again: whether it repeats the evaluations of that step.
+          training: Run that starts.
+          step: Step at which it starts.
+          evaluates_again: Whether it repeats the evaluations of that step.
         """
         total, window = training.timetable.total, self.options.profile
         traced = window.steps(step, total) if window else range(0)
@@ -243,7 +243,7 @@ class Guard:
 
 
 def start_facts(config: ConfigDict, options: RunOptions) -> dict[str, Any]:
-    """The config and the code, which processes compare before any data are opened."""
+    """Return the config and the code, which processes compare before any data are opened."""
     resolved = json.loads(to_json(config.copy_and_resolve_references()))
     return {
         **dict(_flat('config', resolved)),
@@ -295,7 +295,7 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 @functools.cache
 def _code_digest() -> str:
-    """A digest of the package's Python files, as a checkout may differ from its version."""
+    """Return a digest of the package's Python files, as a checkout may differ from its version."""
     root = pathlib.Path(vit_jax.__file__).parent
     files = sorted((path.relative_to(root).as_posix(), path) for path in root.rglob('*.py'))
     return _digest(b''.join(name.encode() + path.read_bytes() for name, path in files))
@@ -311,8 +311,8 @@ def require_shared(folder: pathlib.Path, complete: bool) -> None:
     Process 0 writes a file with a random name, which the others have to find there.
 
     Args:
-      folder: the run folder, of this process.
-      complete: whether the others look for the result of a complete run, if process 0 finds one,
+      folder: The run folder, of this process.
+      complete: Whether the others look for the result of a complete run, if process 0 finds one,
         so that nothing is written.
 
     Raises:
@@ -351,7 +351,7 @@ def _sign(folder: pathlib.Path, complete: bool, written: contextlib.ExitStack) -
 
 
 def _sees(file: pathlib.Path, content: str) -> bool:
-    """Whether the file appears; clients of network file systems may see it seconds later."""
+    """Return whether the file appears; clients of network file systems may see it seconds later."""
     end = time.monotonic() + (0 if paths.is_remote(file) else SHARED_SECONDS)
     while True:
         with contextlib.suppress(OSError):  # such as a stale handle

@@ -28,7 +28,7 @@ class Ended(Exception):
 
 
 class Complete(Ended):
-    """The goal of `config.early_stop` is reached; the message is the reason, if steps were left."""
+    """Goal of `config.early_stop` is reached; the message is the reason, if steps were left."""
 
 
 class Preempted(Ended):
@@ -40,11 +40,11 @@ class Pruned(Ended):
 
 
 class Outcome(NamedTuple):
-    """The end of a complete run.
+    """End of a complete run.
 
     Attributes:
-      results: final evaluation, {'test/accuracy': ...}.
-      why: reason for an early end; empty without one.
+      results: Final evaluation, {'test/accuracy': ...}.
+      why: Reason for an early end; empty without one.
     """
 
     results: dict[str, float]
@@ -55,20 +55,20 @@ class Loop:
     """Takes the steps of a run, and after each of them the actions that are due.
 
     Args:
-      training: run to train.
-      point: state at which it starts or resumes.
-      guard: guard of its folder, with its clock, checkpoints and metrics.
+      training: Run to train.
+      point: State at which it starts or resumes.
+      guard: Guard of its folder, with its clock, checkpoints and metrics.
 
     Attributes:
-      state: state after `step`.
-      step: number of steps taken.
-      bests: best results so far.
-      results: results of the newest evaluations.
-      evaluated: names of the evaluations just run, whose results are not yet drawn or reported.
-      unevaluated: whether a stop interrupted the evaluations after `step`.
-      ending: what ends the run, once decided.
-      actions: actions after each step, in their order.
-      remarks: lines about an unusual run.
+      state: State after `step`.
+      step: Number of steps taken.
+      bests: Best results so far.
+      results: Results of the newest evaluations.
+      evaluated: Names of the evaluations just run, whose results are not yet drawn or reported.
+      unevaluated: Whether a stop interrupted the evaluations after `step`.
+      ending: What ends the run, once decided.
+      actions: Actions after each step, in their order.
+      remarks: Lines about an unusual run.
     """
 
     def __init__(self, training: Training, point: ResumePoint, guard: Guard):
@@ -253,7 +253,7 @@ class Loop:
         raise self.ending
 
     def preempted(self, why: str = '') -> Preempted:
-        """The end of a run that is stopped after `step`; `why` begins its message."""
+        """Return the end of a run that is stopped after `step`; `why` begins its message."""
         return Preempted(f'{why}stopped after step {self.step}/{self.total}; the state is saved')
 
     @contextlib.contextmanager
@@ -264,18 +264,18 @@ class Loop:
 
 
 def due(step: int, every: int, total: int) -> bool:
-    """Whether to log, evaluate or save: every `every` steps, and at the end."""
+    """Return whether to log, evaluate or save: every `every` steps, and at the end."""
     return step == total or (every > 0 and step % every == 0)
 
 
 def due_evals(training: Training, step: int) -> list[str]:
-    """The entries of `config.evals` that are due after `step`."""
+    """Return the entries of `config.evals` that are due after `step`."""
     timetable = training.timetable
     return [name for name, every in timetable.evals.items() if due(step, every, timetable.total)]
 
 
 def due_examples(training: Training, step: int, names: Sequence[str], last: bool) -> bool:
-    """Whether examples are due with the results of these evaluations.
+    """Return whether examples are due with the results of these evaluations.
 
     `last`: whether the results end the run.
     """
@@ -293,7 +293,7 @@ def evaluate_due(
     names: Sequence[str],
     stop_requested: Stopping,
 ) -> dict[str, float]:
-    """The results of the evaluations that are due: {'test/accuracy': ...}.
+    """Return the results of the evaluations that are due: {'test/accuracy': ...}.
 
     Raises:
       Interrupted: if a stop is requested between two batches or while waiting for one.
@@ -316,7 +316,7 @@ def share_broken_records(data: Dataset) -> None:
 
 
 def count_broken_records(training: Training) -> dict[str, float]:
-    """The number of broken records of each data set that has any."""
+    """Return the number of broken records of each data set that has any."""
     opened = {'train': training.data, **{k: e.data for k, e in training.evaluations.items()}}
     counts = {name: len(data.source.broken) for name, data in opened.items()}
     return {f'{name}/broken_records': float(count) for name, count in counts.items() if count}

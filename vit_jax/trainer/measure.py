@@ -33,9 +33,9 @@ class Measurement:
     """A trained model and evaluations of it, ready to run.
 
     Attributes:
-      trained: the model.
-      evaluations: evaluations by the names of their results.
-      steps: compiled for them.
+      trained: The model.
+      evaluations: Evaluations by the names of their results.
+      steps: Compiled for them.
     """
 
     trained: TrainedModel
@@ -48,7 +48,7 @@ class Measurement:
         return evaluate.run(self.steps, self.evaluations, variables)
 
     def line(self, results: dict[str, float]) -> str:
-        """The results as a line; see `evaluate.line`."""
+        """Return the results as a line; see `evaluate.line`."""
         headlines = {name: one.headline for name, one in self.evaluations.items()}
         return evaluate.line(headlines, results)
 
@@ -67,11 +67,11 @@ def prepare(
     """Open the evaluations in the config of a model, as the arguments change them.
 
     Args:
-      trained: the model, ready for images of `image_size`.
-      source, split, classes, batch_size: values for every evaluation.
-      image_size: images of this height and width, see `interop.preprocessing.change_size`.
-      evaluators: evaluators instead of the config's, such as 'knn' or 'fewshot(shots=(1, 5))'.
-      fit: the split that evaluators learn from; 'train' by default.
+      trained: The model, ready for images of `image_size`.
+      source, split, classes, batch_size: Values for every evaluation.
+      image_size: Images of this height and width, see `interop.preprocessing.change_size`.
+      evaluators: Evaluators instead of the config's, such as 'knn' or 'fewshot(shots=(1, 5))'.
+      fit: The split that evaluators learn from; 'train' by default.
 
     Raises:
       UserError: for data or evaluators that do not exist or do not suit the model.
@@ -102,12 +102,12 @@ def prepare(
 
 
 def _resized(entry: Entry, size: Size) -> Entry:
-    """An evaluation on images of another size, with the same transforms."""
+    """Return an evaluation on images of another size, with the same transforms."""
     return dataclasses.replace(entry, transforms=change_size(entry.transforms, size))
 
 
 def _without_texts(entry: Entry) -> Entry:
-    """An evaluation without text transforms, unless its data have texts."""
+    """Return an evaluation without text transforms, unless its data have texts."""
     if not only_text_transforms(entry.transforms):
         return entry
     _, record = first_readable(open_source(entry.source, str(entry.split)), 0)
@@ -120,8 +120,8 @@ def _evaluator_groups(evaluators: Sequence[str], fit: str | None) -> dict[str, d
     """`fewshot(seeds=5)` -> {'fewshot': {'evaluator': 'fewshot', 'seeds': 5, 'fit': 'train'}}.
 
     Args:
-      evaluators: their names, with keywords or without.
-      fit: the split that they learn from, if they learn; None for the default.
+      evaluators: Their names, with keywords or without.
+      fit: The split that they learn from, if they learn; None for the default.
 
     Raises:
       UserError: for an unknown name, or keywords that cannot be read.
@@ -139,7 +139,7 @@ def _evaluator_groups(evaluators: Sequence[str], fit: str | None) -> dict[str, d
 def _entries(
     trained: TrainedModel, evaluators: Sequence[str], fit: str | None, split: str | None
 ) -> Entries:
-    """The entries of `config.evals` before the data are chosen."""
+    """Return the entries of `config.evals` before the data are chosen."""
     given = _evaluator_groups(evaluators, fit)
     if trained.settings.evals and not given:
         return dict(trained.settings.evals)

@@ -38,7 +38,7 @@ WAITING_FOR_DEVICES = 'waiting for the devices'
 
 
 class Diverged(UserError):
-    """The loss, the gradients or the parameters are no longer finite."""
+    """Loss, the gradients or the parameters are no longer finite."""
 
     exit_code = 3
 
@@ -47,17 +47,17 @@ class Meter:
     """Collect the metrics of steps that may still be running.
 
     Args:
-      start: step before the first.
-      schedule: learning rate as a function of the step.
-      utilization: share of the chips' peak FLOPs that one step a second takes; None if unknown.
-      max_skips: most steps in a row that may be not finite, see `step.make_train_step`; they are
+      start: Step before the first.
+      schedule: Learning rate as a function of the step.
+      utilization: Share of the chips' peak FLOPs that one step a second takes; None if unknown.
+      max_skips: Most steps in a row that may be not finite, see `step.make_train_step`; they are
         left out of the means.
-      clock: record of the seconds in which the devices only waited for data.
-      has_own_cores: whether the devices compute on other cores than this process, unlike CPUs.
+      clock: Record of the seconds in which the devices only waited for data.
+      has_own_cores: Whether the devices compute on other cores than this process, unlike CPUs.
 
     Attributes:
-      parts: seconds of each part of the steps so far.
-      completed: number of steps whose metrics have arrived.
+      parts: Seconds of each part of the steps so far.
+      completed: Number of steps whose metrics have arrived.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Meter:
             self.clock.waited += wait
 
     def _is_idle(self) -> bool:
-        """Whether the newest step has finished, whose metrics are all made together."""
+        """Return whether the newest step has finished, whose metrics are all made together."""
         return self._last is None or next(iter(self._last.values())).is_ready()
 
     @contextlib.contextmanager
@@ -154,9 +154,9 @@ class Meter:
         """Take the metrics of `step`; wait until at most two steps are in flight.
 
         Args:
-          step: step just started.
-          metrics: metrics of the step, on the devices.
-          counts: counts over its batch, such as {'images': 64}; see `Dataset.count`.
+          step: Step just started.
+          metrics: Metrics of the step, on the devices.
+          counts: Counts over its batch, such as {'images': 64}; see `Dataset.count`.
         """
         self.step, self.steps = step, self.steps + 1
         self.seen.update(counts)
@@ -233,7 +233,7 @@ class Clock:
       began: Unix time at which the process began; now by default.
 
     Attributes:
-      waited: seconds of the part that goes on in which the devices waited for data.
+      waited: Seconds of the part that goes on in which the devices waited for data.
     """
 
     def __init__(self, began: float | None = None):
@@ -266,10 +266,10 @@ class Clock:
         """Append to the record in a folder from now on.
 
         Args:
-          mirror: mirror of the folder.
-          check_lock: check of the folder's lock.
-          say: function that prints a line for the user.
-          step: step of the first state.
+          mirror: Mirror of the folder.
+          check_lock: Check of the folder's lock.
+          say: Function that prints a line for the user.
+          step: Step of the first state.
         """
         mirror.fetch(run_folder.TIMES)
         self._mirror = mirror

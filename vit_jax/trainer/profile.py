@@ -21,12 +21,12 @@ class Profile:
     """Traces some steps of process 0; on the other processes it does nothing.
 
     Args:
-      folder: run folder; the trace is put into `profile/` there.
-      steps: steps to trace; empty for none.
-      say: called with the table.
+      folder: Run folder; the trace is put into `profile/` there.
+      steps: Steps to trace; empty for none.
+      say: Called with the table.
 
     Attributes:
-      steps: steps left to trace.
+      steps: Steps left to trace.
     """
 
     def __init__(self, folder: pathlib.Path, steps: range, say: Callable[[str], None]):
@@ -85,7 +85,7 @@ class Profile:
         self._say('\n'.join(self._table(seconds, devices)))
 
     def _read(self, folder: pathlib.Path) -> Operations:
-        """The operations of the trace; none, with a line about it, if it cannot be read."""
+        """Return the operations of the trace; none, with a line about it, if it cannot be read."""
         try:
             for file in folder.rglob('*.xplane.pb'):
                 return read_trace(file)

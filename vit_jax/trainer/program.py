@@ -42,19 +42,19 @@ PyTree = Any
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """The computation of a run.
+    """Computation of a run.
 
     Attributes:
-      model, task: model and task of the config.
-      layout: device layout.
-      init: function that makes the state before the first step; given parameters replace the
+      model, task: Model and task of the config.
+      layout: Device layout.
+      init: Function that makes the state before the first step; given parameters replace the
         initial ones.
-      abstract_state: shapes and dtypes of the state.
+      abstract_state: Shapes and dtypes of the state.
       train_step: (state, batch) -> (state, metrics), compiled at its first call.
-      eval_steps: steps of evaluations.
-      max_skips: steps in a row that may be skipped because they are not finite.
-      frozen: variables that are read and never trained, if there are any.
-      adapters: adapters of `config.lora`, if it has a rank.
+      eval_steps: Steps of evaluations.
+      max_skips: Steps in a row that may be skipped because they are not finite.
+      frozen: Variables that are read and never trained, if there are any.
+      adapters: Adapters of `config.lora`, if it has a rank.
     """
 
     model: Any
@@ -70,7 +70,7 @@ class Program:
 
     @property
     def hardware(self) -> str:
-        """The devices, such as `8 x TPU v4 (jit)` or `8 x TPU v4 on 2 slices (jit)`."""
+        """Devices, such as `8 x TPU v4 (jit)` or `8 x TPU v4 on 2 slices (jit)`."""
         mesh, layout = self.layout.mesh, type(self.layout).__name__.lower()
         where = f' on {slices} slices' if (slices := mesh.shape['slice']) > 1 else ''
         return f'{mesh.size} x {mesh.devices.flat[0].device_kind}{where} ({layout})'
@@ -88,15 +88,15 @@ class Program:
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """The state or parameters that a new run starts from.
+    """State or parameters that a new run starts from.
 
     Attributes:
-      params: nested arrays; missing ones are initialized.
-      state: complete, of the run that this one branches from; None without a branch.
-      step: step of `state`.
-      hardware: the devices on which `state` was saved.
-      history: the metrics of the run that this one branches from, up to `step`.
-      notes: its source and the changes that make it fit, a line each.
+      params: Nested arrays; missing ones are initialized.
+      state: Complete, of the run that this one branches from; None without a branch.
+      step: Step of `state`.
+      hardware: The devices on which `state` was saved.
+      history: The metrics of the run that this one branches from, up to `step`.
+      notes: Its source and the changes that make it fit, a line each.
     """
 
     params: Any = dataclasses.field(default_factory=dict)
@@ -109,11 +109,11 @@ class Origin:
 
 @dataclasses.dataclass(frozen=True)
 class EvalSteps:
-    """The compiled steps of evaluations.
+    """Compiled steps of evaluations.
 
     Attributes:
-      layout: layout that the steps are compiled for.
-      evaluate, predict: compiled steps; `predict` is None for a task without one.
+      layout: Layout that the steps are compiled for.
+      evaluate, predict: Compiled steps; `predict` is None for a task without one.
       shapes: (variables, batch), or their shapes -> the shapes of the results of `predict`.
       attention_step: (variables, batch that every device has whole) -> (the model's outputs, its
         attention maps); None for a model without them.
@@ -132,9 +132,9 @@ def compile_steps(model: Any, task: Task, layout: sharding.Layout, seed: int = 0
     """Make the steps of evaluations, compiled at their first calls.
 
     Args:
-      model, task: model and task of the config.
-      layout: device layout.
-      seed: seed of the random numbers of models and tasks.
+      model, task: Model and task of the config.
+      layout: Device layout.
+      seed: Seed of the random numbers of models and tasks.
     """
     options: dict[str, Any] = {'seed': seed, 'axis_name': layout.axis_name}
     eval_step = make_eval_step(model, task, **options)
@@ -168,17 +168,17 @@ class Draft:
     """A program before its steps are made; each `with_` function changes what it names.
 
     Attributes:
-      run: run, with the sizes that depend on the data.
-      model: model of the config.
-      task: task of the config, for the data.
-      spec: shapes of a training example.
-      variables: function of given parameters; initial variables with those in place.
-      called: model as the steps call it.
+      run: Run, with the sizes that depend on the data.
+      model: Model of the config.
+      task: Task of the config, for the data.
+      spec: Shapes of a training example.
+      variables: Function of given parameters; initial variables with those in place.
+      called: Model as the steps call it.
       optim: `config.optim`.
-      factors: factors of muP; None for the standard parametrization.
-      adapters: adapters of `config.lora`, if it has a rank.
-      frozen: variables that are read and never trained, if there are any.
-      params: shapes of the parameters.
+      factors: Factors of muP; None for the standard parametrization.
+      adapters: Adapters of `config.lora`, if it has a rank.
+      frozen: Variables that are read and never trained, if there are any.
+      params: Shapes of the parameters.
     """
 
     run: Run
@@ -205,12 +205,12 @@ def make_program(
     """Make the computation of a run, and its learning rate.
 
     Args:
-      run: run, with the sizes that depend on the data.
-      shapes: kinds of training batches, the largest examples last.
-      layout: device layout.
-      times: durations of the run.
-      num_classes: classes of the training data, for tasks that weigh them; 0 without data.
-      shares: share of the training examples in each class, if known.
+      run: Run, with the sizes that depend on the data.
+      shapes: Kinds of training batches, the largest examples last.
+      layout: Device layout.
+      times: Durations of the run.
+      num_classes: Classes of the training data, for tasks that weigh them; 0 without data.
+      shares: Share of the training examples in each class, if known.
 
     Raises:
       UserError: if the config or the data do not suit model, task, optimizer or devices.
@@ -239,7 +239,7 @@ def plain(run: Run, model: Any, task: Task, spec: Spec) -> Draft:
 
 
 def _jit_init(run: Run, model: Any, task: Task) -> Callable:
-    """The initialization of a model; compiled by itself, so that it is traced once."""
+    """Return the initialization of a model; compiled by itself, so that it is traced once."""
     return jax.jit(partial(init_with_output, model, task, seed=run.seed))
 
 
@@ -373,10 +373,10 @@ def abstract_variables(run_once: Callable, task: Task, spec: Spec) -> dict[str, 
     """Shapes of the model's variables; checks that the task finds everything it reads.
 
     Args:
-      run_once: function such as `step.init_with_output`: the outputs and initial variables of a
+      run_once: Function such as `step.init_with_output`: the outputs and initial variables of a
         batch.
-      task: task of the config.
-      spec: spec of a training example.
+      task: Task of the config.
+      spec: Spec of a training example.
 
     Raises:
       UserError: if the task needs a name that neither the examples nor the outputs have.
@@ -399,5 +399,5 @@ def abstract_variables(run_once: Callable, task: Task, spec: Spec) -> dict[str, 
 
 
 def _module(instance: Any) -> str:
-    """The last part of the name of the module that defines an object's class."""
+    """Return the last part of the name of the module that defines an object's class."""
     return type(instance).__module__.rpartition('.')[2]

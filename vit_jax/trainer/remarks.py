@@ -21,7 +21,7 @@ class Remarks:
     """Lines about a run.
 
     Args:
-      training: the run.
+      training: The run.
     """
 
     def __init__(self, training: Training):
@@ -35,7 +35,7 @@ class Remarks:
         return [line for line in found if line]
 
     def about_pace(self, step: int, step_sec: float) -> str:
-        """A line if a CPU needs more than a day for the steps after `step`; else empty."""
+        """Return a line if a CPU needs more than a day for the steps after `step`; else empty."""
         days = (self.training.timetable.total - step) * step_sec / DAY
         if not self._on_cpu or days <= 1:
             return ''
@@ -46,7 +46,7 @@ class Remarks:
         )
 
     def about_accuracy(self, step: int, results: Mapping[str, float]) -> str:
-        """A line if accuracy is no better than chance after a tenth of the run; else empty."""
+        """Warn if accuracy is at chance level after a tenth of the run; else return ''."""
         training = self.training
         if step < EARLY * training.timetable.total:
             return ''
@@ -102,7 +102,7 @@ class Remarks:
 
 
 def _trained_splits(run: Run) -> list[str]:
-    """A line for each evaluation of the examples that are trained on, unless named `train...`."""
+    """Warn of each evaluation on training examples, unless it is named `train...`."""
     names = [
         name
         for name, entry in run.evals.items()

@@ -19,13 +19,13 @@ class Service:
     """A writer of a run that may be away for a while, when the run starts or later.
 
     Args:
-      name: name of the writer.
-      run: the run at its start.
-      say: prints a line for the user.
+      name: Name of the writer.
+      run: The run at its start.
+      say: Prints a line for the user.
 
     Attributes:
       writer: None until the service has answered for the first time.
-      failed: whether the writer is left out for good.
+      failed: Whether the writer is left out for good.
 
     Raises:
       UserError: if the writer does not start for another reason than a silent service.
@@ -115,5 +115,5 @@ class Service:
 
 
 def in_a_line(error: Exception) -> str:
-    """The type and message of an error, without line breaks."""
+    """Return the type and message of an error, without line breaks."""
     return f'{type(error).__name__}: {" ".join(str(error).split())}'

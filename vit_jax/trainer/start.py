@@ -38,16 +38,16 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class ResumePoint:
-    """The state and step at which a run starts or resumes.
+    """State and step at which a run starts or resumes.
 
     Attributes:
-      state: state on the devices.
-      step: step of `state`.
-      hardware: the devices on which `state` was saved.
-      unevaluated: whether the run was stopped before the evaluations after `step` were finished.
-      broken: records of the training data that could not be read, with the reasons.
-      bests: the best results up to `step`.
-      notes: changes of the data, a line each.
+      state: State on the devices.
+      step: Step of `state`.
+      hardware: The devices on which `state` was saved.
+      unevaluated: Whether the run was stopped before the evaluations after `step` were finished.
+      broken: Records of the training data that could not be read, with the reasons.
+      bests: The best results up to `step`.
+      notes: Changes of the data, a line each.
     """
 
     state: TrainState
@@ -72,10 +72,10 @@ def read_origin(
     remain are initialized. A run that resumes needs only the first.
 
     Args:
-      training: run without checkpoints of others.
-      folder: run folder.
-      allowed: user's modules, see `find_origin`.
-      checkpoint: checkpoint of `config.init`, if it was read before.
+      training: Run without checkpoints of others.
+      folder: Run folder.
+      allowed: User's modules, see `find_origin`.
+      checkpoint: Checkpoint of `config.init`, if it was read before.
 
     Returns:
       The run with the base of its adapters, and the origin of a new run; None for one that resumes.
@@ -91,9 +91,9 @@ def restore(training: Training, guard: Guard, origin: Origin | None) -> ResumePo
     """Restore the newest intact checkpoint of the run, or start from its origin.
 
     Args:
-      training: run to start.
-      guard: guard with the checkpoints of its folder.
-      origin: origin of a new run; if None, it is read if there is no intact checkpoint.
+      training: Run to start.
+      guard: Guard with the checkpoints of its folder.
+      origin: Origin of a new run; if None, it is read if there is no intact checkpoint.
 
     Raises:
       UserError: if the checkpoint does not suit the run, or `stop_at` has been passed.
@@ -184,10 +184,10 @@ def find_origin(
     """Read the checkpoint that `config.branch` or `config.init` names, and adapt it to the run.
 
     Args:
-      training: run to start.
-      allowed: user's modules that the config of the other run may name; it may also name the
+      training: Run to start.
+      allowed: User's modules that the config of the other run may name; it may also name the
         modules that this run's config names.
-      checkpoint: checkpoint of `config.init`, if it was read before.
+      checkpoint: Checkpoint of `config.init`, if it was read before.
 
     Raises:
       UserError: if there is no such checkpoint, it does not fit, it names code that is not
@@ -231,7 +231,7 @@ def hold_base(
     allowed: Sequence[str] = (),
     checkpoint: TrainedModel | None = None,
 ) -> Training:
-    """The training with the parameters that its adapters adapt; arguments as `find_origin`."""
+    """Attach the parameters that adapters adapt; takes the arguments of `find_origin`."""
     from vit_jax.config.origin import trusted_names  # here, as few runs have adapters
     from vit_jax.inference import adapted, frozen, load
 
@@ -251,7 +251,7 @@ def hold_base(
 
 
 def _channels(checkpoint: TrainedModel, training: Training) -> str:
-    """A hint for a checkpoint of gray images and data in color, or vice versa; else empty."""
+    """Hint at a checkpoint of gray images with data in color, or vice versa; else ''."""
     image = training.data.spec.get('image')
     if image is None or len(image.shape) != 3 or image.shape[-1] == checkpoint.channels:
         return ''
@@ -268,14 +268,14 @@ def write_history(folder: pathlib.Path, origin: Origin) -> None:
 
 
 def extension_note(training: Training, folder: pathlib.Path, step: int) -> tuple[str, ...]:
-    """A line on how much longer the run becomes; none if its length stays.
+    """Return a line on how much longer the run becomes; none if its length stays.
 
     The steps so far are the same as in a run that has this length from the start.
 
     Args:
-      training: longer run.
-      folder: run folder, with the config of the shorter run.
-      step: step from which it goes on.
+      training: Longer run.
+      folder: Run folder, with the config of the shorter run.
+      step: Step from which it goes on.
 
     Raises:
       UserError: if the longer run had another learning rate up to `step`, or is no longer one.
@@ -305,7 +305,7 @@ def forget_result(folder: pathlib.Path) -> None:
 
 
 def _rates(optim: Optim, durations: Durations, step: int) -> np.ndarray:
-    """The learning rates of the first steps of a run."""
+    """Return the learning rates of the first steps of a run."""
     return np.asarray(schedules.make(optim.schedule, optim.lr, durations)(np.arange(step)))
 
 
@@ -366,12 +366,12 @@ def _classes(training: Training) -> list[str]:
 
 
 def class_lines(info: SourceInfo, counts: np.ndarray | None, of_objects: bool = False) -> list[str]:
-    """A line about the classes of training data, and one about those without an example.
+    """Return a line about the classes of training data, and one about those without an example.
 
     Args:
-      info: facts about the data.
-      counts: number of examples of each class, [num_classes]; None where they are not known.
-      of_objects: whether they are numbers of objects.
+      info: Facts about the data.
+      counts: Number of examples of each class, [num_classes]; None where they are not known.
+      of_objects: Whether they are numbers of objects.
     """
     line = f'{info.num_classes:,} class{"es" if info.num_classes > 1 else ""}'
     if counts is None:
@@ -394,7 +394,7 @@ def class_lines(info: SourceInfo, counts: np.ndarray | None, of_objects: bool = 
 
 
 def _evaluates(training: Training) -> list[str]:
-    """A line about the interval of evaluations if the config leaves it open."""
+    """Return a line about the interval of evaluations if the config leaves it open."""
     run, timetable = training.run, training.timetable
     names = [name for name, entry in run.evals.items() if entry.every is None]
     if not names or run.every.eval is not None:

@@ -29,10 +29,10 @@ def train(
     """Train to the end; resume the run in `folder` if there is one.
 
     Args:
-      config: config from `config.load`.
-      folder: run folder; made if missing.
-      options: options of this start.
-      **flags: fields of `options` by name, such as `stop_at=100`.
+      config: Config from `config.load`.
+      folder: Run folder; made if missing.
+      options: Options of this start.
+      **flags: Fields of `options` by name, such as `stop_at=100`.
 
     Returns:
       The final evaluation, {name: value}, and the number of broken records if there are any. A run

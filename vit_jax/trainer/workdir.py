@@ -33,7 +33,7 @@ SCHEDULES = ('optim.schedule', 'optim.decay_schedule', 'step.ema_schedule', 'ste
 def final_result(
     config: ConfigDict, folder: pathlib.Path, extend: bool = False
 ) -> dict[str, float] | None:
-    """The final evaluation of a complete run; None if there are steps left.
+    """Return the final evaluation of a complete run; None if there are steps left.
 
     A start that saved nothing may be followed by another config, and a run to be extended may have
     another length.
@@ -59,7 +59,7 @@ def final_result(
 
 
 def stored_config(folder: pathlib.Path) -> ConfigDict | None:
-    """The config of a run that has saved something; None if there is no such run.
+    """Return the config of a run that has saved something; None if there is no such run.
 
     Raises:
       UserError: if the folder holds the config of something else.
@@ -85,12 +85,12 @@ def _going_on(folder: pathlib.Path, changed: Sequence[str]) -> str:
 
 
 def has_checkpoint(folder: pathlib.Path) -> bool:
-    """Whether the folder holds a finished checkpoint, so that the run resumes."""
+    """Return whether the folder holds a finished checkpoint, so that the run resumes."""
     return bool(processes.on_process_0(lambda: bool(run_folder.steps(folder))))
 
 
 def has_intact_checkpoint(folder: pathlib.Path) -> bool:
-    """Whether the run has an intact checkpoint to resume from; reads its files."""
+    """Return whether the run has an intact checkpoint to resume from; reads its files."""
     root = folder / run_folder.CHECKPOINTS
     return bool(processes.on_process_0(lambda: manifest.newest_intact(root)[0] is not None))
 
@@ -150,7 +150,7 @@ def check_data(training: Training, folder: pathlib.Path) -> None:
 
 
 def replaced_config_note(training: Training, folder: pathlib.Path) -> tuple[str, ...]:
-    """A line if a different config is about to replace the one of a start that saved nothing."""
+    """Note that a different config replaces the one of a start that saved nothing."""
     stored = run_folder.read_config(folder)
     if stored is None or not run_folder.saved_nothing(folder):
         return ()
@@ -173,9 +173,9 @@ def cleared_on_error(folder: pathlib.Path, existed: bool, check_lock: lock.Check
     The caller holds the folder's lock. The files of a run that diverged stay for inspection.
 
     Args:
-      folder: run folder.
-      existed: whether it existed before it was locked; if not, it is removed too.
-      check_lock: check of its lock.
+      folder: Run folder.
+      existed: Whether it existed before it was locked; if not, it is removed too.
+      check_lock: Check of its lock.
 
     Raises:
       lock.Taken: instead of another failure, if another run has taken the folder.
@@ -218,10 +218,10 @@ def require_own_folder(
     A config that was deleted or replaced is written again.
 
     Args:
-      training: run to save.
-      folder: run folder, with its config.
-      check_lock: check of the folder's lock.
-      say: function that prints a line for the user.
+      training: Run to save.
+      folder: Run folder, with its config.
+      check_lock: Check of the folder's lock.
+      say: Function that prints a line for the user.
 
     Raises:
       UserError: if the folder was deleted, as a save would make it again, or taken over.

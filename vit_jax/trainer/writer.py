@@ -55,21 +55,21 @@ class Writer:
     """Write the run folder on process 0; do nothing on other processes.
 
     Args:
-      workdir: run folder.
-      total_steps: length of the run.
-      start_step: step at which this start resumes; later lines of an earlier start are
+      workdir: Run folder.
+      total_steps: Length of the run.
+      start_step: Step at which this start resumes; later lines of an earlier start are
         dropped, since their steps are repeated.
-      unit: unit of the training rate, such as 'images'.
-      config: config of the run, for the writers.
-      failed: function that is called once, after the first failed write; then only lines of the
+      unit: Unit of the training rate, such as 'images'.
+      config: Config of the run, for the writers.
+      failed: Function that is called once, after the first failed write; then only lines of the
         metrics are tried again, before the next save and at the end.
-      check_lock: check of the folder's lock, made before lines are written.
-      evaluates_again: whether this start repeats the evaluations of `start_step`; the lines of an
+      check_lock: Check of the folder's lock, made before lines are written.
+      evaluates_again: Whether this start repeats the evaluations of `start_step`; the lines of an
         earlier start that hold their results are dropped.
-      writers: names of the receivers of the same numbers.
+      writers: Names of the receivers of the same numbers.
 
     Attributes:
-      trouble: the file that could not be written, and the reason; empty without a failure.
+      trouble: The file that could not be written, and the reason; empty without a failure.
     """
 
     def __init__(
@@ -248,14 +248,14 @@ class Writer:
 
 
 def _stays(line: Mapping[str, Any], start_step: int, evaluates_again: bool) -> bool:
-    """Whether a line of an earlier start stays in the metrics of a run that resumes."""
+    """Return whether a line of an earlier start stays in the metrics of a run that resumes."""
     if line['step'] == start_step and evaluates_again:
         return 'train/step_sec' in line
     return line['step'] <= start_step
 
 
 def _showing(step: int, name: str, shown: Figure | Texts) -> Callable[[base.Writer], None]:
-    """The call to make of each writer; a figure is drawn only once."""
+    """Return the call to make of each writer; a figure is drawn only once."""
     if isinstance(shown, list):
         return lambda writer: writer.texts(step, name, shown)
     pixels = figures.pixels(shown)
@@ -266,9 +266,9 @@ class Lines:
     """A file to append lines to; a line that a full disk cuts off is completed later.
 
     Args:
-      path: file to append to.
-      check_lock: check of its folder's lock.
-      say: function that prints a line for the user.
+      path: File to append to.
+      check_lock: Check of its folder's lock.
+      say: Function that prints a line for the user.
     """
 
     def __init__(

@@ -47,14 +47,14 @@ def draw_layers(
     The rollout is omitted if queries and keys are different tokens.
 
     Args:
-      image: image before the task's normalization.
-      weights: weights of one example.
-      query_grid, key_grid: see `heat_map`.
-      layer: layer of the heads, counted from 0, or from the end if negative.
-      query: see `heat_map`.
-      title: title above everything.
-      seen: height and width in pixels of the part of `image` to draw, without padding.
-      to_itself: whether queries and keys are the same tokens.
+      image: Image before the task's normalization.
+      weights: Weights of one example.
+      query_grid, key_grid: See `heat_map`.
+      layer: Layer of the heads, counted from 0, or from the end if negative.
+      query: See `heat_map`.
+      title: Title above everything.
+      seen: Height and width in pixels of the part of `image` to draw, without padding.
+      to_itself: Whether queries and keys are the same tokens.
 
     Raises:
       UserError: if the model has no such layer, or the grid no such query.
@@ -91,14 +91,14 @@ def draw_queries(
     """Draw all queries of one layer, for decoders whose queries have no position in the image.
 
     Args:
-      image: image before the task's normalization.
-      weights: weights of one example.
-      key_grid: rows and columns of the attended patches.
-      layer: layer, counted from 0, or from the end if negative.
-      head: head of the layer; None for the mean.
-      title: title above everything.
+      image: Image before the task's normalization.
+      weights: Weights of one example.
+      key_grid: Rows and columns of the attended patches.
+      layer: Layer, counted from 0, or from the end if negative.
+      head: Head of the layer; None for the mean.
+      title: Title above everything.
       names: {index: name} of the queries to draw; None for all.
-      seen: see `draw_layers`.
+      seen: See `draw_layers`.
 
     Raises:
       UserError: if the model has no such layer, or the layer no such head.
@@ -126,10 +126,10 @@ def heat_map(
     """Return the attention of a query to each patch.
 
     Args:
-      attention: weights or a rollout; rows are queries.
-      query_grid: grid of the queries; earlier tokens are outside of the grid.
-      key_grid: rows and columns of the attended patches.
-      query: position in `query_grid`; None for the class token, or for the mean over all queries if
+      attention: Weights or a rollout; rows are queries.
+      query_grid: Grid of the queries; earlier tokens are outside of the grid.
+      key_grid: Rows and columns of the attended patches.
+      query: Position in `query_grid`; None for the class token, or for the mean over all queries if
         there is none.
 
     Raises:
@@ -176,9 +176,9 @@ def layer_weights(
     """Return the weights of a head, or the mean over the heads of a layer, and their title.
 
     Args:
-      weights: weights of one example.
-      layer: layer, counted from 0, or from the end if negative.
-      head: head, counted from 0; None for the mean.
+      weights: Weights of one example.
+      layer: Layer, counted from 0, or from the end if negative.
+      head: Head, counted from 0; None for the mean.
 
     Raises:
       UserError: if there is no such layer or head.

@@ -33,9 +33,9 @@ class MapSelection:
     """Selection of attention maps to draw.
 
     Attributes:
-      stack: regular expression for the start of their names; '' for the last stack of layers.
-      layer: layer of the stack; -1 is the last.
-      head: head of the layer, for pictures of a single map; None for the mean over heads.
+      stack: Regular expression for the start of their names; '' for the last stack of layers.
+      layer: Layer of the stack; -1 is the last.
+      head: Head of the layer, for pictures of a single map; None for the mean over heads.
       query: Place: (row, column) of a patch or (index,) of a query; () for the class token,
         or without one the mean over all queries; None for the same, but for decoders one map per
         query.
@@ -58,12 +58,12 @@ def draw_on_photo(
     """Draw the attention to an image; return the figure and a caption.
 
     Args:
-      photo: image to draw.
-      outputs: model outputs for a batch that begins with the image.
-      maps: attention maps of the same batch, at least one.
+      photo: Image to draw.
+      outputs: Model outputs for a batch that begins with the image.
+      maps: Attention maps of the same batch, at least one.
       viz: `Viz` of the task.
-      context: context of the data.
-      selection: maps to draw.
+      context: Context of the data.
+      selection: Maps to draw.
 
     Raises:
       UserError: if the map, layer, head or query is missing, or the map does not cover the image.
@@ -125,12 +125,12 @@ def draw_between_sentences(
     """Draw the attention between two sentences or within one; return the figure and a caption.
 
     Args:
-      source: ids [n].
-      target: ids [m].
-      maps: attention maps of a batch with only this pair, at least one.
-      vocab: decoder of the ids.
-      name: name of the model.
-      selection: maps to draw.
+      source: Ids [n].
+      target: Ids [m].
+      maps: Attention maps of a batch with only this pair, at least one.
+      vocab: Decoder of the ids.
+      name: Name of the model.
+      selection: Maps to draw.
 
     Raises:
       UserError: if the map, layer or head is missing.
@@ -158,9 +158,9 @@ def sentence_axes(
     """Return (name, ids) of the queries and of the keys in a translation.
 
     Args:
-      attention_map: attention map of an encoder-decoder; its name identifies the sides.
-      source: ids [n].
-      target: ids [m]. The row of a token belongs to the decoder before it reads the token.
+      attention_map: Attention map of an encoder-decoder; its name identifies the sides.
+      source: Ids [n].
+      target: Ids [m]. The row of a token belongs to the decoder before it reads the token.
     """
     if attention_map.name.startswith('encoder'):
         return ('source', source), ('source', source)
@@ -180,11 +180,11 @@ def draw_token_map(
     """Draw a map of weights, queries from top to bottom, keys from left to right.
 
     Args:
-      weights: weights, each row sums to one.
-      rows: pieces of the queries.
-      columns: pieces of the keys.
-      names: names of the two axes, rows first.
-      title: title above the map.
+      weights: Weights, each row sums to one.
+      rows: Pieces of the queries.
+      columns: Pieces of the keys.
+      names: Names of the two axes, rows first.
+      title: Title above the map.
     """
     from matplotlib.colors import LinearSegmentedColormap
 
@@ -235,8 +235,8 @@ def choose_stack(maps: Sequence[AttentionMap], pattern: str = '') -> list[Attent
     """Choose the maps of one stack of layers, whose names differ only in numbers.
 
     Args:
-      maps: attention maps of a model, in the order of its layers.
-      pattern: regular expression for the start of the names, such as `decoder/.*cross`. The last of
+      maps: Attention maps of a model, in the order of its layers.
+      pattern: Regular expression for the start of the names, such as `decoder/.*cross`. The last of
         several stacks is chosen, which in a decoder attends to the input.
 
     Raises:
@@ -278,8 +278,8 @@ def draw_parameters(
 
     Args:
       parameters: Parameters, one or more.
-      index: index of one picture of each parameter, from 0; None for all.
-      title: title above everything.
+      index: Index of one picture of each parameter, from 0; None for all.
+      title: Title above everything.
 
     Raises:
       UserError: if a parameter has no such picture.

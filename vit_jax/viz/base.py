@@ -33,13 +33,13 @@ class Viz:
     """Visualization of a task in `predict`, `attention` and `data`, and during a run.
 
     Attributes:
-      columns: keys of `rows` that the table of `predict` shows; None for all.
-      bar: key with values in [0, 1] that the table draws as bars.
-      coco: keys of `rows` that a COCO result has besides `image_id`; empty if the task does not
+      columns: Keys of `rows` that the table of `predict` shows; None for all.
+      bar: Key with values in [0, 1] that the table draws as bars.
+      coco: Keys of `rows` that a COCO result has besides `image_id`; empty if the task does not
         detect objects.
-      whole: whether the model sees whole files, resized to its input, instead of crops by the run's
+      whole: Whether the model sees whole files, resized to its input, instead of crops by the run's
         transforms.
-      side: width in inches of each of the `panels`.
+      side: Width in inches of each of the `panels`.
     """
 
     columns: tuple[str, ...] | None = None
@@ -142,9 +142,9 @@ class Viz:
         """Draw the examples of a batch: by default images side by side, or a table of texts.
 
         Args:
-          images: input images [H W C] of the model; None if there are none.
-          examples: arrays of each example.
-          context: context of the data.
+          images: Input images [H W C] of the model; None if there are none.
+          examples: Arrays of each example.
+          context: Context of the data.
 
         Raises:
           UserError: if there are neither images nor texts.
@@ -189,9 +189,9 @@ class Viz:
         """Draw the model's attention to an example; by default None without an image.
 
         Args:
-          example: first example of `show`.
-          outputs, maps: model outputs and attention maps for a batch of only this example.
-          context: context of the data.
+          example: First example of `show`.
+          outputs, maps: Model outputs and attention maps for a batch of only this example.
+          context: Context of the data.
         """
         if not isinstance(example, Photo):
             return None

@@ -47,9 +47,9 @@ def draw_rows(rows: Sequence[Panels], names: Sequence[str], side: float = SIDE) 
     """Draw a row of titled pictures per file; the first title includes the file's name.
 
     Args:
-      rows: pictures of each file; within a row all have the same shape.
-      names: file names.
-      side: width of a picture in inches.
+      rows: Pictures of each file; within a row all have the same shape.
+      names: File names.
+      side: Width of a picture in inches.
     """
     columns = max(map(len, rows))
     heights = [side * row[0][1].shape[0] / row[0][1].shape[1] + LINE for row in rows]
@@ -85,7 +85,7 @@ def draw_stages(seconds: Mapping[str, float]) -> Figure:
     """Draw a bar per stage, from top to bottom.
 
     Args:
-      seconds: time per example, by stage.
+      seconds: Time per example, by stage.
     """
     from matplotlib.figure import Figure
 

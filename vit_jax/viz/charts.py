@@ -46,9 +46,9 @@ class Change:
 
     Attributes:
       parametrization: 'standard' or 'mup'.
-      times: multiple of the base model's widths.
-      layer: path of a block, or an output of the model.
-      rms: root mean square over entries, averaged over seeds.
+      times: Multiple of the base model's widths.
+      layer: Path of a block, or an output of the model.
+      rms: Root mean square over entries, averaged over seeds.
     """
 
     parametrization: str
@@ -67,11 +67,11 @@ def draw_chip_costs(
     """Draw two panels of bars.
 
     Args:
-      title: title of the picture.
-      memory: bytes by content.
-      usable: usable bytes of memory per chip.
-      seconds: seconds by part of the model, the longest first.
-      parallel: seconds of copies that run in parallel, drawn pale.
+      title: Title of the picture.
+      memory: Bytes by content.
+      usable: Usable bytes of memory per chip.
+      seconds: Seconds by part of the model, the longest first.
+      parallel: Seconds of copies that run in parallel, drawn pale.
     """
     figure = Figure(figsize=(11, 4.8), layout='constrained')
     figures.heading(figure, title, 10, color=figures.FAINT)
@@ -164,7 +164,7 @@ def draw_class_precision(rows: Sequence[Mapping[str, Any]], title: str) -> Figur
 
     Args:
       rows: `class`, `AP` and `AP50` of each class; classes without objects are omitted.
-      title: title of the picture.
+      title: Title of the picture.
     """
     sorted_rows = sorted((row for row in rows if row['AP'] is not None), key=lambda row: -row['AP'])
     figure = Figure(figsize=(7.0, max(0.32 * len(sorted_rows), 1.2) + 1.0), layout='constrained')
@@ -187,9 +187,9 @@ def draw_confusion(matrix: Int[np.ndarray, 'C C'], names: Sequence[str], title: 
     """Draw the confusion matrix: shares of each true class, and numbers of examples.
 
     Args:
-      matrix: number of examples by true class (row) and predicted class (column).
-      names: class names.
-      title: title of the picture.
+      matrix: Number of examples by true class (row) and predicted class (column).
+      names: Class names.
+      title: Title of the picture.
     """
     classes = len(matrix)
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)

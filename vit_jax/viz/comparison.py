@@ -28,7 +28,7 @@ class History:
     """Logged metrics of a run.
 
     Attributes:
-      name: name of the run.
+      name: Name of the run.
       series: (steps, values) of each metric.
     """
 
@@ -37,7 +37,7 @@ class History:
 
     @property
     def steps(self) -> int:
-        """The last logged step."""
+        """Last logged step."""
         return max(int(steps[-1]) for steps, _ in self.series.values())
 
     def minutes(self, steps: np.ndarray) -> np.ndarray:
@@ -123,8 +123,8 @@ def draw(histories: Sequence[History], metrics: Sequence[str], x: str = 'steps')
     Bars with different units get separate panels.
 
     Args:
-      histories: runs, each with its own color.
-      metrics: names or patterns.
+      histories: Runs, each with its own color.
+      metrics: Names or patterns.
       x: 'steps' or 'minutes'.
     """
     panels = [panel for metric in metrics for panel in _panels(histories, metric)]

@@ -56,8 +56,8 @@ def plot_curves(
     """Draw `curves.png` into a run folder.
 
     Args:
-      workdir: run folder.
-      config: config of the run, from which remarks on the metrics are derived.
+      workdir: Run folder.
+      config: Config of the run, from which remarks on the metrics are derived.
 
     Returns:
       The picture's path; None if there is nothing to draw.
@@ -79,9 +79,9 @@ def draw(
     """Draw one panel per group, at most three in a row; each prefix has one color.
 
     Args:
-      series: all metrics.
-      groups: see `panels`.
-      title: title above all panels.
+      series: All metrics.
+      groups: See `panels`.
+      title: Title above all panels.
       remarks: {metric: text} for the legend.
     """
     columns = 2 if len(groups) in (2, 4) else min(3, len(groups))

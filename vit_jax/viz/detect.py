@@ -29,9 +29,9 @@ class Object(NamedTuple):
     """An object in a picture.
 
     Attributes:
-      box: x, y, width and height in pixels.
-      name: text of the label.
-      color: color of frame and label.
+      box: X, y, width and height in pixels.
+      name: Text of the label.
+      color: Color of frame and label.
     """
 
     box: figures.Box
@@ -215,12 +215,12 @@ def draw_objects(
     and small objects.
 
     Args:
-      axes: axes with the image.
-      size: height and width of the image in pixels.
-      objects: objects to draw.
-      inch: pixels of the image per inch.
-      points: font size.
-      line: width of the frames in points.
+      axes: Axes with the image.
+      size: Height and width of the image in pixels.
+      objects: Objects to draw.
+      inch: Pixels of the image per inch.
+      points: Font size.
+      line: Width of the frames in points.
     """
     from matplotlib.patches import Rectangle
 

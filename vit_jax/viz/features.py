@@ -31,9 +31,9 @@ def draw_components(
     Figure 1 of DINOv2, arXiv:2304.07193.
 
     Args:
-      photos: photos of the images.
-      patches: features of each image's patches in raster order.
-      grids: rows and columns of patches of each image.
+      photos: Photos of the images.
+      patches: Features of each image's patches in raster order.
+      grids: Rows and columns of patches of each image.
     """
     colors = component_colors(patches, grids)
     num_columns = min(len(photos), ACROSS)

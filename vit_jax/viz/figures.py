@@ -179,9 +179,9 @@ def log_ticks(
 
     Args:
       axis: `axes.xaxis` or `axes.yaxis`.
-      low, high: range to show.
-      few: whether there is little space.
-      words: function that formats a number as a label.
+      low, high: Range to show.
+      few: Whether there is little space.
+      words: Function that formats a number as a label.
     """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 

@@ -96,8 +96,8 @@ def draw_grid(
     """Draw rows of numbered samples.
 
     Args:
-      samples: samples of each row.
-      names: names of the rows, such as classes.
+      samples: Samples of each row.
+      names: Names of the rows, such as classes.
     """
     rows = [[(str(i), sample) for i, sample in enumerate(row)] for row in samples]
     return batch.draw_rows(rows, names, SIDE)
@@ -112,10 +112,10 @@ def draw_trajectories(
     """Draw a row per sample: intermediate predictions, then the sample.
 
     Args:
-      frames: intermediate predictions of each sample.
-      samples: final samples.
-      times: times of the frames.
-      names: names of the samples.
+      frames: Intermediate predictions of each sample.
+      samples: Final samples.
+      times: Times of the frames.
+      names: Names of the samples.
     """
     rows = [
         [

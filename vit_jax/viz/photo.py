@@ -24,7 +24,7 @@ Fields = Mapping[str, np.ndarray]  # arrays of one example, or of its prediction
 
 @runtime_checkable
 class Vocabulary(Protocol):
-    """The part of a tokenizer that pictures need."""
+    """Part of a tokenizer that pictures need."""
 
     def decode(self, ids: Any, /) -> str: ...
 
@@ -36,10 +36,10 @@ class Photo:
     """An image file, and the model's input made from it.
 
     Attributes:
-      path: path of the file.
-      original: pixels [Y, X, C] of the file.
-      fields: its arrays in a batch, such as `image` [H, W, C].
-      note: description of the transforms.
+      path: Path of the file.
+      original: Pixels [Y, X, C] of the file.
+      fields: Its arrays in a batch, such as `image` [H, W, C].
+      note: Description of the transforms.
       affine: A in (x', y') = A (x, y, 1), from pixels of the original to pixels of `image`; None if
         a transform does not track the positions of pixels.
     """
@@ -52,7 +52,7 @@ class Photo:
 
     @property
     def image(self) -> np.ndarray:
-        """The model's input image [H, W, C], or its windows [n, S, S, C]."""
+        """Model's input image [H, W, C], or its windows [n, S, S, C]."""
         return self.fields['image']
 
     @property
@@ -123,12 +123,12 @@ class Context:
     """Context shared by all examples of a call.
 
     Attributes:
-      class_names: class names of the run's data; empty if there are none.
-      flags: flags of the command `predict`, including flags of the task's `Viz`.
-      vocab: decoder of token ids; None if the data have no text.
-      model: name of the model, for titles.
-      class_ids: class ids in the data's files; empty if unknown.
-      encode: function (field, text) -> ids that applies the data's transforms; None without
+      class_names: Class names of the run's data; empty if there are none.
+      flags: Flags of the command `predict`, including flags of the task's `Viz`.
+      vocab: Decoder of token ids; None if the data have no text.
+      model: Name of the model, for titles.
+      class_ids: Class ids in the data's files; empty if unknown.
+      encode: Function (field, text) -> ids that applies the data's transforms; None without
         `vocab`.
     """
 

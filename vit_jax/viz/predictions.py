@@ -17,7 +17,7 @@ def find(task: str) -> Viz:
     """Return the `Viz` of a task; the default one if the task has no module.
 
     Args:
-      task: task name, `config.task.name`.
+      task: Task name, `config.task.name`.
 
     Raises:
       UserError: if the module has no class `Viz`.

@@ -129,7 +129,7 @@ def begin(
     """Describe the start of a run that resumes after `start_step`.
 
     Args:
-      folder, local, start_step, config: see `Run`.
+      folder, local, start_step, config: See `Run`.
       lines: Lines of the metrics, including steps that this start repeats.
     """
     written: dict[str, int] = {}

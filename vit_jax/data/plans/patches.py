@@ -20,7 +20,7 @@ LARGEST = 4096  # patches per sequence; attention then has 16 million weights pe
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Plan(fixed.Plan):
-    """The order of `fixed`, with an image's patches in each row, following SigLIP 2's NaFlex.
+    """Order of `fixed`, with an image's patches in each row, following SigLIP 2's NaFlex.
 
     Each training batch draws a length, and its images are resized to at most as many patches, see
     the transform `fit_patches`; evaluation uses the last length. Instead of `image`, the record has

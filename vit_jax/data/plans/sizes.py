@@ -16,7 +16,7 @@ Size = tuple[int, int]  # height and width in pixels
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Plan(fixed.Plan):
-    """The order of `fixed`, with images padded to the batch's size; larger ones are shrunk.
+    """Order of `fixed`, with images padded to the batch's size; larger ones are shrunk.
 
     `pixel_mask` marks real pixels. Evaluation pads to the last size.
 

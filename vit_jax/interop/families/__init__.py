@@ -72,9 +72,9 @@ def reader(flat: Mapping[str, Any], family: str = '', kind: str = '') -> ModuleT
     """Find the family that reads arrays with these names.
 
     Args:
-      flat: arrays by name.
-      family: name of the family; if empty, the family of `kind`, then all families are tried.
-      kind: type of the model in config.json; empty if unknown.
+      flat: Arrays by name.
+      family: Name of the family; if empty, the family of `kind`, then all families are tried.
+      kind: Type of the model in config.json; empty if unknown.
 
     Raises:
       UserError: if no family matches (`UnknownNames`), or several do.
@@ -145,9 +145,9 @@ def writer(model: str, forms: Sequence[str], family: str = '') -> Callable[[Trai
     """Return the function that writes a model in another code base's form.
 
     Args:
-      model: name of the model in `config.model`.
-      forms: acceptable forms, see FORMS, in order of preference.
-      family: name of the family; if empty, the first in this folder that can write the model.
+      model: Name of the model in `config.model`.
+      forms: Acceptable forms, see FORMS, in order of preference.
+      family: Name of the family; if empty, the first in this folder that can write the model.
 
     Raises:
       UserError: if no family writes this model in these forms.

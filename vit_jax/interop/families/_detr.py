@@ -363,8 +363,8 @@ def require_detr(config: Mapping[str, Any], names: Mapping[str, Any]) -> None:
     """Raise UserError for files of other detectors.
 
     Args:
-      config: parsed config.json; empty if there is none.
-      names: names of the arrays.
+      config: Parsed config.json; empty if there is none.
+      names: Names of the arrays.
 
     Raises:
       UserError: if they belong to a different detector, or if positions are not sine embeddings.
@@ -401,8 +401,8 @@ def keywords(config: Mapping[str, Any], own_resnet: bool) -> dict[str, Any]:
     """Return keywords of `config.model` that shapes do not determine, except numbers of heads.
 
     Args:
-      config: parsed config.json; empty if there is none.
-      own_resnet: whether the ResNet is transformers' own (by its names), not timm's.
+      config: Parsed config.json; empty if there is none.
+      own_resnet: Whether the ResNet is transformers' own (by its names), not timm's.
 
     Raises:
       UserError: if the activation, the dropout or the ResNet is not supported.

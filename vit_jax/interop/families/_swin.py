@@ -38,13 +38,13 @@ def assemble(
 
     Args:
       flat: PyTorch's arrays with the names of `table`, attention projections split.
-      table: rows (their name, our name).
-      source: name of the file for messages.
-      extra: parsed config.json; may have the user's image size (`GIVEN_SIZE`).
-      gelu: form of GELU, which shapes do not determine.
-      image_size: height and width that the model was made for; by default the user's, or else the
+      table: Rows (their name, our name).
+      source: Name of the file for messages.
+      extra: Parsed config.json; may have the user's image size (`GIVEN_SIZE`).
+      gelu: Form of GELU, which shapes do not determine.
+      image_size: Height and width that the model was made for; by default the user's, or else the
         size whose last feature map is one window.
-      windows: fields of a Swin v2 that shapes do not determine, with the name for a `swin_v2_cr`;
+      windows: Fields of a Swin v2 that shapes do not determine, with the name for a `swin_v2_cr`;
         None for a Swin.
 
     Raises:

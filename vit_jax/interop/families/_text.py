@@ -30,10 +30,10 @@ class Kind:
     """A kind of tower.
 
     Attributes:
-      head: name of the head, which is optional for CLIP.
-      model: fields of the model `text_encoder` that are the same in all towers of the kind.
-      others: supported values of other fields, as regular expressions.
-      defaults: transformers' defaults of keys that config.json may omit.
+      head: Name of the head, which is optional for CLIP.
+      model: Fields of the model `text_encoder` that are the same in all towers of the kind.
+      others: Supported values of other fields, as regular expressions.
+      defaults: Transformers' defaults of keys that config.json may omit.
     """
 
     head: str
@@ -48,7 +48,7 @@ class Kind:
 
     @property
     def table(self) -> names.Table:
-        """The names of the tower, without a prefix."""
+        """Names of the tower, without a prefix."""
         return (
             ('embeddings.token_embedding.weight', 'token_embed/embedding'),
             ('embeddings.position_embedding.weight', 'pos_embed'),
@@ -81,11 +81,11 @@ def read(
     """Read a tower.
 
     Args:
-      kind: kind of tower, see `Kind`.
-      flat: arrays by names without a prefix.
-      config: tower's part of config.json; None if there is none.
-      source: name of the file for messages.
-      prefix: prefix of the names in the file, for messages.
+      kind: Kind of tower, see `Kind`.
+      flat: Arrays by names without a prefix.
+      config: Tower's part of config.json; None if there is none.
+      source: Name of the file for messages.
+      prefix: Prefix of the names in the file, for messages.
 
     Returns:
       The parameters, and the keywords of the model `text_encoder`.
@@ -217,9 +217,9 @@ def keywords(
     """Combine the keywords of two towers to those of the model `siglip`.
 
     Args:
-      image, text: keywords of the towers, a `vit` and a `text_encoder`.
-      embed_dim: size of image embeddings.
-      source: name of the file for messages.
+      image, text: Keywords of the towers, a `vit` and a `text_encoder`.
+      embed_dim: Size of image embeddings.
+      source: Name of the file for messages.
 
     Raises:
       UserError: if the towers do not match.

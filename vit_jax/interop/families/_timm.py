@@ -101,8 +101,8 @@ def num_heads(arguments: Arguments, width: int) -> int | None:
     """Return the number of heads; None if neither config.json nor the architecture sets it.
 
     Args:
-      arguments: model arguments, see `arguments`.
-      width: width of the arrays. If the arguments are for a different width, their number of heads
+      arguments: Model arguments, see `arguments`.
+      width: Width of the arrays. If the arguments are for a different width, their number of heads
         does not apply.
     """
     heads = arguments.get('num_heads')
@@ -297,8 +297,8 @@ def write(trained: TrainedModel, table: names.Table) -> Written:
     """Write the files of timm's VisionTransformer.
 
     Args:
-      trained: model to write.
-      table: rows (timm's name, our name).
+      trained: Model to write.
+      table: Rows (timm's name, our name).
 
     Raises:
       UserError: if timm has no such model, or the image size is unknown.

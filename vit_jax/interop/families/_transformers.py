@@ -32,12 +32,12 @@ class Kind:
     """A kind of encoder.
 
     Attributes:
-      source: name for messages.
-      types: values of `model_type` in config.json; the first is the default.
-      table: names without any prefix.
-      prefixes: prefixes of all names except the head's, in models with a head.
-      unused: names, or prefixes of names, that outputs do not depend on.
-      defaults: transformers' defaults of keys that config.json may omit.
+      source: Name for messages.
+      types: Values of `model_type` in config.json; the first is the default.
+      table: Names without any prefix.
+      prefixes: Prefixes of all names except the head's, in models with a head.
+      unused: Names, or prefixes of names, that outputs do not depend on.
+      defaults: Transformers' defaults of keys that config.json may omit.
     """
 
     source: str
@@ -69,10 +69,10 @@ def read(
     """Build the model from the arrays of a file.
 
     Args:
-      kind: kind of encoder, see `Kind`.
-      flat: arrays by their names in the file, without unused ones.
-      extra: parsed config.json.
-      rows, posemb, fields: see `_vit.assemble`.
+      kind: Kind of encoder, see `Kind`.
+      flat: Arrays by their names in the file, without unused ones.
+      extra: Parsed config.json.
+      rows, posemb, fields: See `_vit.assemble`.
 
     Raises:
       UserError: if parameters are unknown, missing or have the wrong shape, or contradict the
@@ -125,7 +125,7 @@ def gelu(config: Mapping[str, Any], source: str, keys: Sequence[str] = ('hidden_
 
 
 def blocks(theirs: str, *rows: tuple[str, str]) -> names.Table:
-    """The rows of a table for the parts of a block."""
+    """Return the rows of a table for the parts of a block."""
     return tuple((f'{theirs}.{{0}}.{a}', f'encoder/block_{{0}}/{b}') for a, b in rows)
 
 
@@ -215,18 +215,18 @@ class Form:
     """A class of transformers.
 
     Attributes:
-      kind: kind of its encoder. If the table has layer scale, a model without it gets factors of 1.
-      name: name of the class.
-      prefix: prefix of all names except the head's.
-      fields: supported values of fields, as regular expressions, if they differ from a plain ViT's.
-      table: rows before the rows of the kind.
-      config: function from the fields of a model to further entries of config.json.
-      arrays: function from our arrays and the fields to the arrays of the class.
-      named: function that converts arrays with names of the class, without prefix.
-      notes: function from the fields to notes on properties that the class lacks.
-      model_type: value in config.json; by default the first of the kind.
-      no_bias: groups of layers that can lack biases together; others get biases of zero.
-      posemb_prefix: field of the ViT.
+      kind: Kind of its encoder. If the table has layer scale, a model without it gets factors of 1.
+      name: Name of the class.
+      prefix: Prefix of all names except the head's.
+      fields: Supported values of fields, as regular expressions, if they differ from a plain ViT's.
+      table: Rows before the rows of the kind.
+      config: Function from the fields of a model to further entries of config.json.
+      arrays: Function from our arrays and the fields to the arrays of the class.
+      named: Function that converts arrays with names of the class, without prefix.
+      notes: Function from the fields to notes on properties that the class lacks.
+      model_type: Value in config.json; by default the first of the kind.
+      no_bias: Groups of layers that can lack biases together; others get biases of zero.
+      posemb_prefix: Field of the ViT.
     """
 
     kind: Kind

@@ -41,17 +41,17 @@ def assemble(
     """Build the model, and check that its parameters are complete.
 
     Args:
-      flat: parameters with our names, projections split.
-      source: name of the file for messages.
-      label: function from our name to the parameter's name in the file.
-      gelu, norm_eps: fields of the model that shapes do not determine.
-      image_size: height and width, if the file has them; by default the first of `hints` whose
+      flat: Parameters with our names, projections split.
+      source: Name of the file for messages.
+      label: Function from our name to the parameter's name in the file.
+      gelu, norm_eps: Fields of the model that shapes do not determine.
+      image_size: Height and width, if the file has them; by default the first of `hints` whose
         number of patches fits `pos_embed`, or else a square.
-      hints: possible heights and widths.
-      rows: number of positions before the patches: none, one per class token, or one per class
+      hints: Possible heights and widths.
+      rows: Number of positions before the patches: none, one per class token, or one per class
         token and register; None for one per class token.
-      posemb: field of the model if the file has no `pos_embed`; 'learn' if it is required.
-      fields: further fields of the model that shapes do not determine.
+      posemb: Field of the model if the file has no `pos_embed`; 'learn' if it is required.
+      fields: Further fields of the model that shapes do not determine.
 
     Raises:
       UserError: if parameters are missing, unused or have the wrong shape; it names them.
@@ -86,8 +86,8 @@ def published_heads(shapes: Mapping[str, tuple[int, ...]], source: str) -> int:
     """Return the number of heads of the published ViT of this size; shapes do not determine it.
 
     Args:
-      shapes: shapes of PyTorch's arrays, by our names.
-      source: name of the file for messages.
+      shapes: Shapes of PyTorch's arrays, by our names.
+      source: Name of the file for messages.
 
     Raises:
       UserError: if no published ViT has this size.
@@ -260,7 +260,7 @@ def _pooling(flat: Flat, model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _expected(flat: Flat, module: Any) -> Flat:
-    """The shapes of the module's parameters for images with as many patches as those of `flat`."""
+    """Return the module's parameter shapes for the number of patches in `flat`."""
     tokens = flat['pos_embed'].shape[1] if 'pos_embed' in flat else 2
     grid = (1, max(tokens - module.positioned_tokens, 1))
     if set(TABLES) <= flat.keys():
@@ -275,6 +275,6 @@ def _expected(flat: Flat, module: Any) -> Flat:
 
 @functools.lru_cache(maxsize=4)
 def _shapes(module: Any, size: tuple[int, ...]) -> Any:
-    """The shapes of the module's parameters for images of this size."""
+    """Return the shapes of the module's parameters for images of this size."""
     images = jax.ShapeDtypeStruct(size, np.float32)
     return jax.eval_shape(module.init, jax.random.key(0), images)['params']

@@ -59,7 +59,7 @@ TRANSFORMERS: names.Table = (
 
 
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
-    """Whether these are the names of an encoder with a decoder."""
+    """Return whether these are the names of an encoder with a decoder."""
     return 'decoder.decoder_pred.weight' in flat
 
 

@@ -111,8 +111,8 @@ def write(params: Mapping[str, Any], model: Mapping[str, Any]) -> Flat:
     Layer scale is folded into the preceding layers, and missing biases become zero.
 
     Args:
-      params: parameters of a ViT or hybrid, unrolled or scanned.
-      model: keywords of `config.model`, including its name.
+      params: Parameters of a ViT or hybrid, unrolled or scanned.
+      model: Keywords of `config.model`, including its name.
 
     Raises:
       UserError: if the model has parts that the format cannot name.

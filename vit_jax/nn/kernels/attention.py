@@ -56,8 +56,8 @@ def vmem_bytes(
       keys: M.
       width: D.
       num_heads: H.
-      itemsize: bytes of an element of queries, keys and values.
-      drops: whether weights are dropped.
+      itemsize: Bytes of an element of queries, keys and values.
+      drops: Whether weights are dropped.
     """
     # Queries, their gradient and that of the result; keys, values and their gradients. All twice,
     # since the previous or next example is copied meanwhile.
@@ -84,17 +84,17 @@ def fused_attention(
     If all keys of a query are masked its weights are uniform, as in `attention.masked_softmax`.
 
     Args:
-      projected: arrays whose columns, one array after the other, are queries, keys and values, D
+      projected: Arrays whose columns, one array after the other, are queries, keys and values, D
         columns each, and within these the heads, K columns each: ([B N 3D],),
         ([B N D], [B M 2D]), ([B N 2D], [B N D]) or ([B N D], [B M D], [B M D]).
       num_heads: H; divides D.
-      mask: true for keys that may be attended to.
-      segments: sequences that share a row; a query attends to the keys of its own.
-      kept: true for weights that dropout keeps; None without dropout.
-      causal: whether a query attends to no keys after its own position.
-      rate: the share of weights that dropout sets to zero.
-      block: queries of a program, a multiple of 128; 0 for all.
-      interpret: run it as plain JAX, on any device.
+      mask: True for keys that may be attended to.
+      segments: Sequences that share a row; a query attends to the keys of its own.
+      kept: True for weights that dropout keeps; None without dropout.
+      causal: Whether a query attends to no keys after its own position.
+      rate: The share of weights that dropout sets to zero.
+      block: Queries of a program, a multiple of 128; 0 for all.
+      interpret: Run it as plain JAX, on any device.
     """
     rows = jax.tree.map(lambda x: x[:, None].astype(jnp.float32), (mask, segments))
     # The TPU compiler does not support matrices of bits.

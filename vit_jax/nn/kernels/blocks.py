@@ -49,12 +49,12 @@ def vmem_bytes(
     """VMEM in bytes that the backward pass needs, an upper estimate.
 
     Args:
-      block: queries of a program.
+      block: Queries of a program.
       keys: M.
       width: D.
       num_heads: H.
-      itemsize: bytes of an element of queries, keys and values.
-      drops: whether weights are dropped.
+      itemsize: Bytes of an element of queries, keys and values.
+      drops: Whether weights are dropped.
     """
     columns = group_width(width, num_heads)
     heads = columns * num_heads // width
@@ -69,7 +69,7 @@ def vmem_bytes(
 def forward(
     projected: Projected, masks: Masks, kept: Array | None, options: Options
 ) -> Float[Array, 'B N D']:
-    """The result of `kernels.attention.fused_attention`; the arguments are those of its parts."""
+    """Compute `kernels.attention.fused_attention` from the arguments of its parts."""
     grid = _Grid(projected, options)
     out = jax.ShapeDtypeStruct((*grid.rows, grid.width), projected[0].dtype)
     specs = grid.queries()
@@ -79,7 +79,7 @@ def forward(
 def backward(
     projected: Projected, masks: Masks, kept: Array | None, grad: Array, options: Options
 ) -> Projected:
-    """The gradients of the projections, from that of the result."""
+    """Return the gradients of the projections, from that of the result."""
     grid = _Grid(projected, options)
     shapes = ((*grid.rows, grid.width), *[(grid.rows[0], grid.keys, grid.width)] * 2)
     out = tuple(jax.ShapeDtypeStruct(shape, grad.dtype) for shape in shapes)
@@ -102,7 +102,7 @@ class _Grid:
       keys: M.
       width: D.
       columns: Columns that belong to a group of heads.
-      block: queries of a program.
+      block: Queries of a program.
     """
 
     def __init__(self, projected: Projected, options: Options):
@@ -118,7 +118,7 @@ class _Grid:
         self.block = min(options.block, self.rows[1])
 
     def queries(self, first: int = 0) -> pl.BlockSpec:
-        """A block of queries, or of as many rows, from a column on."""
+        """Return a block of queries, or of as many rows, from a column on."""
         start = first // self.columns
         return pl.BlockSpec((None, self.block, self.columns), lambda b, g, i: (b, i, start + g))
 
@@ -262,7 +262,7 @@ def _visible(masks: Masks, block_ref: Any, options: Options, keys: int) -> Visib
 
 
 def _present(x: Array, queries: int) -> Array:
-    """The rows of a block, with zeros beyond the last query."""
+    """Return the rows of a block, with zeros beyond the last query."""
     block = x.shape[0]
     if queries % block == 0:
         return x

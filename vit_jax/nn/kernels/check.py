@@ -33,15 +33,15 @@ _failures: dict[Hashable, str] = {}
 
 
 def failure(kernel: Kernel, spec: Spec, kind: str, devices: int = 1) -> str:
-    """The reason not to trust a kernel with a layer; empty if it passes or cannot be tried here.
+    """Return why a kernel fails on a layer; empty if it passes or cannot be tried here.
 
     A process tries it once for each kind of layer, and logs the difference.
 
     Args:
-      kernel: the kernel.
+      kernel: The kernel.
       spec: Layer to check.
       kind: JAX's name of the kind of device that the program will run on.
-      devices: their number; see `device.measure`.
+      devices: Their number; see `device.measure`.
     """
     here = device.local_accelerator(kind)
     if here is None:
@@ -53,7 +53,7 @@ def failure(kernel: Kernel, spec: Spec, kind: str, devices: int = 1) -> str:
 
 
 def _small(spec: Spec) -> Spec:
-    """The layer with as many rows and windows as the check has."""
+    """Return the layer with as many rows and windows as the check has."""
     if isinstance(spec, AttentionSpec):
         return spec._replace(shape=(ROWS, *spec.shape[1:]))
     _, windows, *rest = spec.shape
@@ -91,7 +91,7 @@ def _describe(spec: Spec) -> str:
 
 
 def largest_difference(kernel: Kernel, spec: Spec) -> float:
-    """The largest difference of results or gradients, relative to the largest value of each array.
+    """Return the largest error of results or gradients, relative to each array's maximum.
 
     NaN if any value is NaN.
     """
@@ -111,7 +111,7 @@ def largest_difference(kernel: Kernel, spec: Spec) -> float:
 def _with_gradients(
     function: Callable[..., Array], spec: Spec, inputs: Inputs, grad: Array
 ) -> list[Float[Array, '...']]:
-    """The result, and the gradients of projections and bias."""
+    """Return the result, and the gradients of projections and bias."""
 
     def apply(projected: Any, bias: Any) -> Array:
         return function(spec, inputs._replace(projected=projected, bias=bias))

@@ -29,12 +29,12 @@ def fused_attention(
     """softmax(Q K^T / sqrt(K) + bias) V of every head, with the softmax in float32.
 
     Args:
-      projected: queries, keys and values as `kernels.attention.fused_attention` takes them.
+      projected: Queries, keys and values as `kernels.attention.fused_attention` takes them.
       num_heads: H; divides D.
-      mask: true where a query may attend to a key.
-      segments: sequences that share a row; a query attends to the keys of its own.
-      bias: added to the scores.
-      causal: whether a query attends to no keys after its own position.
+      mask: True where a query may attend to a key.
+      segments: Sequences that share a row; a query attends to the keys of its own.
+      bias: Added to the scores.
+      causal: Whether a query attends to no keys after its own position.
       implementation: `xla` computes the same on any device.
     """
     width = sum(x.shape[-1] for x in projected) // 3
@@ -68,7 +68,7 @@ def fused_attention(
 
 
 def _even(x: Array, *axes: int) -> Array:
-    """An array with a last row of zeros along those axes whose size is odd."""
+    """Return an array with a last row of zeros along those axes whose size is odd."""
     if not any(x.shape[axis] % 2 for axis in axes):
         return x
     return jnp.pad(x, [(0, n % 2 if axis in axes else 0) for axis, n in enumerate(x.shape)])

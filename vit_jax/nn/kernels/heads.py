@@ -58,12 +58,12 @@ class Head(NamedTuple):
         return (column >= self.first) & (column < self.last)
 
     def columns(self, offset: Any = 0) -> Any:
-        """The registers in an array whose group begins at column `offset`."""
+        """Return the registers in an array whose group begins at column `offset`."""
         return pl.ds(offset + self.low, self.high - self.low)
 
 
 def heads_in_group(group: int, size: int) -> Iterator[Head]:
-    """The heads of a group of so many columns."""
+    """Yield the heads of a group of so many columns."""
     for first in range(0, group, size):
         high = min(round_up(first + size, LANES), group)
         yield Head(first, first + size, first // LANES * LANES, high)
@@ -88,19 +88,19 @@ def total_width(projected: tuple[Any, ...]) -> int:
 
 
 def first_columns(projected: tuple[Any, ...]) -> list[tuple[Any, int]]:
-    """The array that holds queries, keys and values, and the first column of each."""
+    """Return the array that holds queries, keys and values, and the first column of each."""
     width = total_width(projected)
     return [(x, first) for x in projected for first in range(0, x.shape[-1], width)]
 
 
 class Visible:
-    """The keys that the queries of a program may attend to.
+    """Keys that the queries of a program may attend to.
 
     Args:
-      masks: masks of keys and segments.
-      causal: whether only those up to their own position.
-      keys: axis of the keys in matrices of scores.
-      first: position of the first query.
+      masks: Masks of keys and segments.
+      causal: Whether only those up to their own position.
+      keys: Axis of the keys in matrices of scores.
+      first: Position of the first query.
     """
 
     def __init__(self, masks: Masks, causal: bool, keys: int, first: Any = 0):
@@ -135,7 +135,7 @@ class Visible:
 
 
 def along(axis: int, row: Array) -> Array:
-    """A row [1 M] along the lanes, axis 1, or along axis 0 as [M 1]."""
+    """Return a row [1 M] along the lanes, axis 1, or along axis 0 as [M 1]."""
     return row if axis else jnp.broadcast_to(row, (SUBLANES, row.shape[1])).T[:, :1]
 
 
@@ -145,13 +145,13 @@ Scores = Callable[[Array], Array]
 def attended(
     q: Array, k: Array, v: Array, size: int, scored: Scores, factors: Any = None
 ) -> Float[Array, 'N R']:
-    """The result of a head, in float32.
+    """Return the result of a head, in float32.
 
     Args:
-      q: queries, zero outside of the head's columns.
-      k, v: keys and values.
+      q: Queries, zero outside of the head's columns.
+      k, v: Keys and values.
       size: K, columns of the head.
-      scored: masks scores [N M], or adds a bias.
+      scored: Masks scores [N M], or adds a bias.
       factors: Dropout factors [N M]; None without dropout.
     """
     scores = scored(dot(q, k, (1, 1)) * (1 / math.sqrt(size)))
@@ -175,11 +175,11 @@ def gradients(
     """Gradients of queries, keys and values of a head, in float32.
 
     Args:
-      q, grad: queries and the gradient of the result, zero outside of the head's columns.
-      k, v: keys and values.
+      q, grad: Queries and the gradient of the result, zero outside of the head's columns.
+      k, v: Keys and values.
       size: K, columns of the head.
       scored: See `attended`; its scores are [M N].
-      through: the gradient of what `scored` gets, from that of what it returns.
+      through: The gradient of what `scored` gets, from that of what it returns.
       factors: Dropout factors [N M]; None without dropout.
     """
     scale = 1 / math.sqrt(size)
@@ -204,9 +204,9 @@ def write(ref: Any, head: Head, own: Array, value: Array, offset: Any = 0) -> No
     Args:
       ref: [N _] of a program.
       head: Number in a group that begins at column `offset`.
-      own: mask of its columns, see `Head.own`.
+      own: Mask of its columns, see `Head.own`.
       value: [N R], its registers.
-      offset: see `head`.
+      offset: See `head`.
     """
     value, columns = value.astype(ref.dtype), head.columns(offset)
     if head.first > head.low:
@@ -220,7 +220,7 @@ def dropout_factors(kept: Array, rate: float) -> Float[Array, 'N M']:
 
 
 def dot(a: Array, b: Array, contracted: tuple[int, int]) -> Array:
-    """A matmul over one axis of each, in float32."""
+    """Return a matmul over one axis of each, in float32."""
     dims = (((contracted[0],), (contracted[1],)), ((), ()))
     return jax.lax.dot_general(a, b, dims, preferred_element_type=jnp.float32)
 
@@ -234,5 +234,5 @@ def score_bytes(queries: int, keys: int) -> int:
 
 
 def round_up(n: int, multiple: int) -> int:
-    """The next multiple."""
+    """Return the next multiple."""
     return -(-n // multiple) * multiple

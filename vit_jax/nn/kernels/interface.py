@@ -28,12 +28,12 @@ class Inputs(NamedTuple):
     """What a kernel reads. The first axis of all arrays but `regions` counts the rows.
 
     Attributes:
-      projected: arrays whose columns, one array after the other, are queries, keys and values, D
+      projected: Arrays whose columns, one array after the other, are queries, keys and values, D
         columns each, and within these the heads, K columns each.
-      mask: true where a query may attend to a key; may be [1 ...] for all rows.
-      segments: sequences that share a row; a query attends to the keys of its own.
-      bias: added to the scores, the same for all rows.
-      kept: true for weights that dropout keeps; None without dropout.
+      mask: True where a query may attend to a key; may be [1 ...] for all rows.
+      segments: Sequences that share a row; a query attends to the keys of its own.
+      bias: Added to the scores, the same for all rows.
+      kept: True for weights that dropout keeps; None without dropout.
       regions: Number of each token in windows; APART is added to the scores of tokens of
         different ones.
     """
@@ -48,7 +48,7 @@ class Inputs(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Pallas:
-    """The kernel of TPUs; `block` queries in a program, 0 for all."""
+    """Kernel of TPUs; `block` queries in a program, 0 for all."""
 
     block: int = 0
     name = 'pallas'
@@ -64,7 +64,7 @@ class Pallas:
 
 @dataclasses.dataclass(frozen=True)
 class Cudnn:
-    """The kernel of NVIDIA GPUs."""
+    """Kernel of NVIDIA GPUs."""
 
     name = 'cudnn'
     packed = False  # it would read copies of the parts of an array
@@ -78,7 +78,7 @@ class Cudnn:
 
 @dataclasses.dataclass(frozen=True)
 class PallasWindows:
-    """The kernel of TPUs for attention in windows."""
+    """Kernel of TPUs for attention in windows."""
 
     name = 'pallas'
     packed = True

@@ -47,11 +47,11 @@ def vmem_bytes(program: int, tokens: int, width: int, num_heads: int, itemsize: 
     """VMEM in bytes that the backward pass needs, an upper estimate.
 
     Args:
-      program: windows of a program.
+      program: Windows of a program.
       tokens: N.
       width: D.
       num_heads: H.
-      itemsize: bytes of an element of queries, keys and values.
+      itemsize: Bytes of an element of queries, keys and values.
     """
     # Biases and their gradients, twice; and the scores of all heads.
     matrices = (4 + SCORES) * num_heads * score_bytes(tokens, tokens)
@@ -83,10 +83,10 @@ def window_attention(
     """softmax(Q K^T / sqrt(K) + bias) V of each window and head, equation 4 of Swin.
 
     Args:
-      qkv: columns of queries, keys and values, D each, and within these the heads, K each.
+      qkv: Columns of queries, keys and values, D each, and within these the heads, K each.
       bias: Bias of the scores.
-      regions: a number for each token; APART is added to the scores of tokens of different ones.
-      interpret: run it as plain JAX, on any device.
+      regions: A number for each token; APART is added to the scores of tokens of different ones.
+      interpret: Run it as plain JAX, on any device.
     """
     batch, windows, tokens, width = qkv.shape
     program = windows_per_program(windows, tokens, width // 3, qkv.dtype.itemsize)
