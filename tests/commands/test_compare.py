@@ -98,6 +98,9 @@ def test_the_picture_has_histories_over_time_and_bars(folders, tmp_path, capsys)
     np.testing.assert_allclose(history.lines[0].get_xdata(), np.array([12, 36, 72]) / 60)
     assert [bar.get_height() for bar in bars.patches] == [36.0, 20.0, 18.0, 20.0]
     assert [label.get_text() for label in bars.get_xticklabels()] == ['1–8', '9 up']
+    del histories[0].series['bleu/bleu_9_up']
+    (gap,) = comparison.draw(histories, ['bleu/bleu_*']).axes
+    assert [text.get_text() for text in gap.texts] == ['36', '', '18', '20']
     out = tmp_path / 'compared.png'
     assert main(['compare', *folders, '--metric', 'bleu/*', '--out', str(out)]) == 0
     assert out.read_bytes().startswith(b'\x89PNG')

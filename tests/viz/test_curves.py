@@ -58,7 +58,14 @@ def test_courses_are_drawn_before_what_was_measured_once():
     once, course = (np.array([9]), np.array([0.5])), (np.array([5, 9]), np.array([0.7, 0.5]))
     series = {f'test/once_{i}': once for i in range(20)} | {'test/pq': course}
     assert list(curves.panels(series))[:2] == ['pq', 'once_0']
-    assert len(curves.panels(series)) == curves.MAX_PANELS
+    figure = curves.draw(series, curves.panels(series), 'a run')
+    assert len(figure.axes) == curves.MAX_PANELS
+    assert figure.get_supxlabel().startswith(f'{21 - curves.MAX_PANELS} more')
+
+
+def test_a_slow_rate_has_no_prefix(tmp_path):
+    assert [figures.short_rate(value) for value in (0.8, 800, 1500)] == ['0.8', '800', '1.5k']
+    assert figures.title('val/miou') == figures.title('val/mIoU') == 'mIoU (val)'
 
 
 @pytest.mark.slow

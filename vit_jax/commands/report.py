@@ -33,7 +33,7 @@ from vit_jax.viz.comparison import History
 PICTURES = ('.png', '.jpg', '.jpeg', '.webp', '.gif')
 MAX_BYTES = 2**21  # largest size of an embedded picture
 MAX_PICTURES = 12  # most pictures embedded per run
-MAX_METRICS = 16  # most metrics drawn for several runs
+MAX_METRICS = 16  # most drawings of metrics
 
 Files = dict[str, bytes]
 
@@ -216,29 +216,31 @@ def _draw_curves(entries: Sequence[Run]) -> tuple[list[Block], Files]:
     histories = [run.history for run in entries if run.history.series]
     pictures: list[Block] = []
     files: Files = {}
-    for i, (alternative, figure) in enumerate(_figures(entries, histories)):
+    panels = _panels(entries)
+    for i, metrics in enumerate(panels[:MAX_METRICS]):
         name = f'curve_{i}.svg'
-        files[name] = figures.svg(figure)
-        pictures.append(Picture(name, alternative))
+        files[name] = figures.svg(_figure(entries, histories, metrics))
+        pictures.append(Picture(name, _describe_curves(histories, metrics)))
     note = 'Click a drawing to enlarge it.' if pictures else 'There is nothing to draw yet.'
+    if len(panels) > MAX_METRICS:
+        note += f' {len(panels) - MAX_METRICS} more metrics are only in the table.'
     return [Text(note), *pictures], files
 
 
-def _figures(entries: Sequence[Run], histories: Sequence[History]) -> list[tuple[str, Any]]:
-    """Draw figures, with alternative texts."""
+def _panels(entries: Sequence[Run]) -> list[list[str]]:
+    """List the metrics of each drawing."""
     if len(entries) == 1:
-        series = entries[0].history.series
-        remarks = curves.remarks(run_folder.read_config(entries[0].folder) or {}, series)
-        return [
-            (_describe_curves(histories, group), curves.draw(series, {key: group}, '', remarks))
-            for key, group in curves.panels(series).items()
-        ]
+        return list(curves.panels(entries[0].history.series).values())
     names = dict.fromkeys(['train/loss', *_evaluation_metrics(entries)])
-    drawn = [name for name in names if any(name in history.series for history in histories)]
-    return [
-        (_describe_curves(histories, [name]), comparison.draw(histories, [name]))
-        for name in drawn[:MAX_METRICS]
-    ]
+    return [[name] for name in names if any(name in run.history.series for run in entries)]
+
+
+def _figure(entries: Sequence[Run], histories: Sequence[History], metrics: Sequence[str]) -> Any:
+    if len(entries) > 1:
+        return comparison.draw(histories, metrics)
+    series = entries[0].history.series
+    remarks = curves.remarks(run_folder.read_config(entries[0].folder) or {}, series)
+    return curves.draw(series, {metrics[0].rpartition('/')[2]: list(metrics)}, '', remarks)
 
 
 def _describe_curves(histories: Sequence[History], metrics: Sequence[str]) -> str:

@@ -262,8 +262,12 @@ def _draw_target(axes: Axes, fit: Fit, predicted: dict[str, Any], color: Any) ->
     if floor := _floor(fit, target):
         axes.axhline(floor, color=color, linewidth=0.9, linestyle='--')
         across = axes.get_yaxis_transform()
-        text = f' irreducible {_number(floor)}' if len(axes.texts) < 2 else f' {floor:.3g}'
-        axes.text(0, floor, text, transform=across, va='bottom', fontsize=8, color=color)
+        name = ' irreducible' if len(axes.texts) < 2 else ''
+        text = axes.text(
+            0, floor, f'{name} ${_number(floor)}$', transform=across, va='bottom', fontsize=8
+        )
+        text.set_color(color)
+        figures.set_formula(text)
 
 
 def _floor(fit: Fit, target: float) -> float:
@@ -303,10 +307,12 @@ def _legend(curve: Curve) -> str:
 def formula(fit: Fit) -> str:
     """Write the law with its numbers in mathtext: `1.27 x^-0.0853` with the exponent raised.
 
-    Parameters that the points do not determine stay letters.
+    A tilde precedes values that the points do not determine, which have one digit.
     """
-    params = fit.identified_params.items()
-    numbers = {name: name if value is None else _number(value) for name, value in params}
+    numbers = {
+        name: rf'{{\sim}}{_number(value, 1)}' if name in fit.unidentified else _number(value)
+        for name, value in fit.params.items()
+    }
     names = '|'.join(sorted(numbers, key=len, reverse=True))
 
     def put(match: re.Match[str]) -> str:
@@ -317,9 +323,9 @@ def formula(fit: Fit) -> str:
     return text if '=' in text else rf'y\,=\,{text}'
 
 
-def _number(value: float) -> str:
-    """Format three digits; very large and small numbers as a power of ten."""
-    mantissa, _, exponent = f'{value:.3g}'.partition('e')
+def _number(value: float, digits: int = 3) -> str:
+    """Format a number; very large and small ones as a power of ten."""
+    mantissa, _, exponent = f'{value:.{digits}g}'.partition('e')
     return rf'{mantissa}{{\cdot}}10^{{{int(exponent)}}}' if exponent else mantissa
 
 

@@ -107,7 +107,9 @@ def _draw_contours(axes: Axes, analysis: Analysis, title: str) -> None:
     axes.set_xlim(budgets[0], budgets[-1])
     axes.set_xlabel('training FLOPs C', color=figures.FAINT, fontsize=9)
     axes.set_ylabel('model size N', color=figures.FAINT, fontsize=9)
-    axes.legend(fontsize=8, loc='upper left', framealpha=0.85, edgecolor='none')
+    axes.legend(
+        fontsize=8, loc='upper left', bbox_to_anchor=(0, -0.13), frameon=False, borderaxespad=0
+    )
 
 
 def _describe_way(analysis: Analysis, way: str) -> str:

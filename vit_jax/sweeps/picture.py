@@ -245,7 +245,7 @@ def draw(study: Study, trials: Sequence[FrozenTrial]) -> Figure:
     figure = Figure(figsize=(4.6 * columns, 3.2 * height + 0.5), layout=layout)
     tally = ', '.join(f'{n} {state}' for state, n in counts(study).items() if n)
     measured = figures.title(study.sweep.metric)
-    figures.heading(figure, f'{study.name}: {measured} of {tally}', 13)
+    figures.heading(figure, f'{study.name}: {measured}; trials: {tally}', 13)
     winner = best(study).number if complete_trials(study) else None
     axes = [figure.add_subplot(height, columns, i + 1) for i in range(panels)]
     if several:

@@ -88,6 +88,7 @@ class Writer:
         self.compiled: tuple[int, float] | None = None  # the first step, and when it was done
         self.first_interval, self.advised = True, False
         self._moves = 0.0  # when the bar does next
+        self._undrawn = 0  # training lines since the curves were drawn
         self.enabled = jax.process_index() == 0
         if not self.enabled:
             return
@@ -148,6 +149,7 @@ class Writer:
         if not self.enabled:
             return
         self.lines.add(json.dumps({'step': step, **metrics}))
+        self._undrawn += 'train/step_sec' in metrics
         if self.trouble:
             return
         with self._watched(run_folder.METRICS):
@@ -208,7 +210,7 @@ class Writer:
             self.advised = True
             self.say(
                 f'the devices waited for data {starved:.0%} of the time: set config.data.workers '
-                'to more; `python -m vit_jax data` times only the pipeline (docs/data.md)'
+                'to more; `python -m vit_jax data` times only the pipeline (docs/input_speed.md)'
             )
 
     def show_eval(self, step: int, summary: str) -> None:
@@ -219,6 +221,7 @@ class Writer:
         """Draw curves.png again, unless the folder was deleted."""
         if not self.enabled or self.trouble or not self.mirror.folder.is_dir():
             return
+        self._undrawn = 0
         with self._watched(run_folder.CURVES):
             from vit_jax.viz import curves  # imports Matplotlib
 
@@ -243,6 +246,9 @@ class Writer:
         for service in self.services:
             with contextlib.suppress(OSError):
                 service.close()
+        # A run that stops before its first evaluation has curves, too.
+        if self._undrawn > 1 and not (self.mirror.folder / run_folder.CURVES).exists():
+            self.draw()
         last()
         self.mirror.close()
 

@@ -194,10 +194,12 @@ def _draw_bars(
     width, before = 0.8 / len(histories), pattern.index(BARS)
     places = np.arange(len(metrics))
     for i, (history, color) in enumerate(zip(histories, _colors(histories), strict=True)):
-        values = [history.last(metric) or 0.0 for metric in metrics]
+        values = [history.last(metric) for metric in metrics]
         shift = (i - (len(histories) - 1) / 2) * width
-        bars = axes.bar(places + shift, values, 0.92 * width, color=color, label=history.name)
-        axes.bar_label(bars, fmt='%.3g', fontsize=8, color=figures.FAINT, padding=2)
+        heights = [0.0 if value is None else value for value in values]
+        bars = axes.bar(places + shift, heights, 0.92 * width, color=color, label=history.name)
+        texts = ['' if value is None else f'{value:.3g}' for value in values]
+        axes.bar_label(bars, texts, fontsize=8, color=figures.FAINT, padding=2)
     labels = [figures.metric_words(metric[before:]) for metric in metrics]
     axes.set_xticks(places, labels if len(labels) > 1 else [''])  # the title names a single one
     axes.margins(y=0.35)  # room for the legend

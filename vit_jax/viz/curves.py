@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -34,7 +35,7 @@ def panels(series: Mapping[str, Series]) -> dict[str, list[str]]:
             groups.setdefault(key, []).append(name)
     nonempty = [(key, group) for key, group in groups.items() if group]
     nonempty.sort(key=lambda item: all(len(series[name][0]) == 1 for name in item[1]))
-    return dict(nonempty[:MAX_PANELS])
+    return dict(nonempty)
 
 
 def remarks(config: Mapping[str, Any], metrics: Iterable[str]) -> dict[str, str]:
@@ -78,12 +79,16 @@ def draw(
 ) -> Figure:
     """Draw one panel per group, at most three in a row; each prefix has one color.
 
+    A note counts the groups beyond the first MAX_PANELS.
+
     Args:
       series: All metrics.
       groups: See `panels`.
       title: Title above all panels.
       remarks: {metric: text} for the legend.
     """
+    omitted = len(groups) - MAX_PANELS
+    groups = dict(itertools.islice(groups.items(), MAX_PANELS))
     columns = 2 if len(groups) in (2, 4) else min(3, len(groups))
     rows = math.ceil(len(groups) / columns)
     layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1, wspace=0.02, hspace=0.04)
@@ -101,6 +106,9 @@ def draw(
             _draw_line(axes, series[name], colors[prefix], label, smooth=key != 'lr')
         _scale(axes, key, last, bottom=i + columns >= len(groups))
         figures.legend(axes)
+    if omitted > 0:
+        note = f'{omitted} more metrics are in {run_folder.METRICS}'
+        figure.supxlabel(note, x=0.01, ha='left', fontsize=9, color=figures.FAINT)
     return figure
 
 
@@ -141,6 +149,6 @@ def _scale(axes: Axes, key: str, last: int, bottom: bool) -> None:
     axes.xaxis.set_major_formatter(EngFormatter(sep=''))
     if key == 'lr' or key.endswith('_per_sec'):
         axes.set_ylim(0, axes.dataLim.y1 * 1.25 or 1)
-        axes.yaxis.set_major_formatter(EngFormatter(sep='') if key != 'lr' else '{x:g}')
+        axes.yaxis.set_major_formatter('{x:g}' if key == 'lr' else figures.short_rate)
     if bottom:
         axes.set_xlabel('step', color=figures.FAINT, fontsize=9)

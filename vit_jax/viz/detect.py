@@ -124,7 +124,7 @@ class Viz(base.Viz):
     ) -> Figure:
         """Draw the files with a frame around each object, labeled with class and score.
 
-        Objects of the same class have the same color.
+        The first object of a class has the class's color.
         """
         figure, cells = image_grid(photos)
         for axes, prediction, photo in zip(cells, predictions, photos, strict=True):
@@ -133,12 +133,8 @@ class Viz(base.Viz):
             figures.show_image(axes, figures.as_picture(photo.original), heading, size=9)
             classes = prediction['labels'][self._shown(prediction, context)].tolist()
             objects = [
-                Object(
-                    tuple(row['bbox']),
-                    f'{row["class"]} {row["score"]:.2f}',
-                    figures.class_color(label),
-                )
-                for row, label in zip(rows, classes, strict=True)
+                Object(tuple(row['bbox']), f'{row["class"]} {row["score"]:.2f}', color)
+                for row, color in zip(rows, figures.object_colors(classes), strict=True)
             ]
             draw_objects(axes, photo.original.shape[:2], objects, photo.original.shape[1] / INSIDE)
         return figure
@@ -158,9 +154,12 @@ class Viz(base.Viz):
         size = abs(np.subtract(*axes.get_ylim())), abs(np.subtract(*axes.get_xlim()))
         corners = fields['boxes'][real] * (size[0] / fields['image'].shape[0])
         boxes = np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], axis=1)
+        labels = fields['labels'][real].tolist()
         objects = [
-            Object(tuple(box), context.class_name(label), figures.class_color(label))
-            for box, label in zip(boxes.tolist(), fields['labels'][real].tolist(), strict=True)
+            Object(tuple(box), context.class_name(label), color)
+            for box, label, color in zip(
+                boxes.tolist(), labels, figures.object_colors(labels), strict=True
+            )
         ]
         draw_objects(
             axes,

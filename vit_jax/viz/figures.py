@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import colorsys
 import contextlib
 import functools
@@ -48,8 +49,10 @@ METRIC_WORDS = {
     'bleu': 'BLEU',
     'chrf': 'chrF',
     'dim': 'size',
+    'iou': 'IoU',
     'knn': 'kNN',
     'lr': 'learning rate',
+    'miou': 'mIoU',
     'mlp': 'MLP',
     'pq': 'PQ',
     'psnr': 'PSNR',
@@ -59,6 +62,7 @@ METRIC_WORDS = {
 }
 # Units of metrics; metrics with the same unit share an axis.
 UNITS = ('accuracy', 'loss', 'perplexity', 'bleu', 'chrf', 'psnr', 'shot', 'ap', 'ar', 'pq')
+REPEAT_SHIFT = 0.3  # shift of the color for another object of a class, in classes
 _UNLABELED = re.compile(r'_(child|container)\d+|_nolegend_')
 _formulas: weakref.WeakSet[Text] = weakref.WeakSet()
 _reported: set[int] = set()  # characters missing in all fonts
@@ -274,12 +278,22 @@ def write_label(
     label.set_in_layout(False)  # otherwise the image would shrink with its labels
 
 
-def class_color(label: int) -> Color:
+def class_color(label: float) -> Color:
     """Return the color of a class: saturated, and dark enough for white letters."""
     hue = (0.6 + label * (math.sqrt(5) - 1) / 2) % 1
     rgb = colorsys.hsv_to_rgb(hue, 0.85, 0.75)
     share = min(1, MAX_LUMINANCE / luminance(rgb)) ** (1 / GAMMA)
     return rgb[0] * share, rgb[1] * share, rgb[2] * share
+
+
+def object_colors(labels: Sequence[int]) -> list[Color]:
+    """Return a color for each object of an image: its class's, shifted for later objects of it."""
+    counts: collections.Counter[int] = collections.Counter()
+    colors = []
+    for label in labels:
+        colors.append(class_color(label + REPEAT_SHIFT * counts[label]))
+        counts[label] += 1
+    return colors
 
 
 def luminance(rgb: Sequence[float]) -> float:
@@ -294,7 +308,15 @@ def metric_words(name: str) -> str:
     text = ' '.join(METRIC_WORDS.get(word.lower(), word) for word in text.split()).replace(
         ' per ', '/'
     )
-    return text if text[:3] in ('chr', 'kNN') else text[:1].upper() + text[1:]
+    return text if text[:3] in ('chr', 'kNN', 'mIo') else text[:1].upper() + text[1:]
+
+
+def short_rate(value: float, place: int = 0) -> str:
+    """Format a tick of a rate: `0.8`, `1.5k`; a formatter of Matplotlib's axes."""
+    from matplotlib.ticker import EngFormatter
+
+    del place
+    return f'{value:g}' if abs(value) < 1000 else EngFormatter(sep='')(value)
 
 
 def title(metric: str) -> str:

@@ -65,7 +65,7 @@ class Viz(detect.Viz):
             factor = len(picture) // len(numbers)
             numbers = numbers.repeat(factor, axis=0).repeat(factor, axis=1)
             classes = prediction['labels'][queries].tolist()
-            tints = [figures.class_color(label) for label in classes]
+            tints = figures.object_colors(classes)
             heading = self._heading(photo, len(queries), context)
             figures.show_image(axes, paint_segments(picture, numbers, tints), heading, size=9)
             names = self.labels(prediction, queries, context)
@@ -91,7 +91,7 @@ class Viz(detect.Viz):
         factor = len(picture) // len(fields['segments'])
         numbers = fields['segments'].clip(0).repeat(factor, axis=0).repeat(factor, axis=1)
         classes = fields['labels'][: numbers.max()].tolist()
-        tints = [figures.class_color(label) for label in classes]
+        tints = figures.object_colors(classes)
         axes_image.set_data(paint_segments(picture, numbers, tints))
         names = [context.class_name(label) for label in classes]
         inch = numbers.shape[1] / (batch.SIDE - figures.MARGIN)
