@@ -477,16 +477,14 @@ def test_what_is_wrong_in_the_other_process_is_told_here():
         preflight.preflight(config, topology.parse('v5e:2x2'), ahead_of_time.PROGRAM)
 
 
-TPU_PAGE, KERNELS_PAGE = ((ROOT / 'docs' / f'{name}.md').read_text() for name in ('tpu', 'kernels'))
+TPU_PAGE, RECIPES_PAGE = (
+    (ROOT / 'docs' / f'{name}.md').read_text() for name in ('tpu', 'tpu_recipes')
+)
 # {command: output on the page}
 ANSWERS = dict(
-    re.findall(r'^\| `(--[^`]+ --topology [^`]+)` \| ([^|]+) \|', TPU_PAGE, re.MULTILINE)
+    re.findall(r'^\| `(--[^`]+ --topology [^`]+)` \| ([^|]+) \|', RECIPES_PAGE, re.MULTILINE)
 )
-PRINTED = {
-    line.partition(' ')[2]: ''
-    for line in commands_in(TPU_PAGE + KERNELS_PAGE)
-    if 'preflight' in line
-}
+PRINTED = {line.partition(' ')[2]: '' for line in commands_in(TPU_PAGE) if 'preflight' in line}
 
 
 @with_compiler
@@ -508,11 +506,11 @@ def test_commands_of_the_page_run_as_they_are_printed(line, tmp_path, monkeypatc
 
 
 @pytest.mark.slow
-def test_a_warm_up_longer_than_the_run_is_no_part_of_the_step(one_device):
+def test_a_cooldown_longer_than_the_run_is_no_part_of_the_step(one_device):
     """It is what `train` refuses; what does not depend on it is refused here."""
-    config = load.load(LINEAR, ['total=20 steps', 'optim.schedule.warmup=100'])
+    config = load.load(LINEAR, ['total=20 steps', 'optim.schedule.cooldown=100'])
     steps, refusal = ahead_of_time.program(cost.data_facts(config), jax.devices()[:1])
-    assert 'warmup of 100' in refusal and 'do not fit into 20 steps' in refusal
+    assert 'cooldown of 100' in refusal and '20 steps' in refusal
     assert steps.abstract_state.step.shape == ()
     config = load.load(LINEAR, ['optim.schedule.name=stair'])
     with pytest.raises(UserError, match='stair'):

@@ -131,6 +131,13 @@ def test_warmup_and_cooldown_may_fill_all_of_training():
     np.testing.assert_allclose(got, [0, 1, 2, 1, 0], atol=1e-6)
 
 
+def test_a_warm_up_that_does_not_fit_is_shortened():
+    fits = values('linear', [30, 60], warmup=60, cooldown=40)
+    np.testing.assert_allclose(fits, [1.0, 2.0], rtol=1e-6)
+    shortened = values('linear', [3, 6], warmup=61, cooldown=40)  # a tenth of 60 steps
+    np.testing.assert_allclose(shortened, [1.0, 2.0], rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ('options', 'message'),
     [
@@ -141,7 +148,7 @@ def test_warmup_and_cooldown_may_fill_all_of_training():
         ({'cooldown_form': 'lin'}, "unknown form 'lin'; did you mean 'line'"),
         ({'total': 0}, 'at least one step'),
         ({'warmup': -1}, 'duration=-1'),
-        ({'warmup': 60, 'cooldown': 41}, 'do not fit into 100 steps'),
+        ({'cooldown': 101}, 'does not fit into 100 steps'),
         ({'name': 'rsqrt', 'timescale': 0}, 'timescale=0'),
         ({'name': 'constant', 'final': 0.1}, 'only with a cooldown'),
         ({'name': 'stair'}, 'increasing'),

@@ -102,6 +102,7 @@ def test_one_command_and_no_file_later(repo, place, tmp_path, capsys):
         (['init.from=none.npz'], 'none.npz: there is no such file'),
         (['data.split=train'], 'config.evals.val.split: name it too'),
         (['task.name=reconstruct'], "a vit for the task 'classify', but config.task is"),
+        (['task.name=detect'], 'hf://facebook/detr-resnet-50'),
     ],
 )
 def test_what_contradicts_is_refused_in_one_line(auto, overrides, words):

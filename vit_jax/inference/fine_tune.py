@@ -34,6 +34,11 @@ from vit_jax.interop.trained import TrainedModel, pixel_scale
 VALIDATION = ('validation', 'valid', 'val', 'dev', 'test')  # in order of preference
 HELD_OUT = ('train[:80% per class]', 'train[80%: per class]')
 HELD_OUT_OF_ALL = ('train[:80%]', 'train[80%:]')  # where images have several classes or objects
+# What fine-tuning for a task starts from.
+STARTS = {
+    'detect': 'a DETR, such as hf://facebook/detr-resnet-50',
+    'segment': 'an EoMT, or from any ViT with config.init.into=eomt',
+}
 FIELD = re.compile(r'\{(size|method|transforms|alpha)\}')
 
 
@@ -175,10 +180,12 @@ def _follow_model(config: ConfigDict, checkpoint: TrainedModel) -> str:
     part = load.backbone(checkpoint)
     if into := section(config, Init).into:
         return _follow_into(config, checkpoint, part, into)
-    if part.config.task.name != config.task.name:
+    task, wanted = part.config.task.name, config.task.name
+    if task != wanted:
+        start = STARTS.get(wanted, 'a model for it')
         raise UserError(
-            f'a {part.config.model.name} for the task {part.config.task.name!r}, but config.task '
-            f'is {config.task.name!r}: name the model, and the parts to load by config.init.select'
+            f'a {part.config.model.name} for the task {task!r}, but config.task is {wanted!r}: '
+            f'start from {start}, or name the model, and the parts to load by config.init.select'
         )
     # The new head is a single layer (Dosovitskiy et al. 2021, section 3.2).
     new_head = dict.fromkeys({'num_classes', 'representation_size'} & part.model_config.keys())

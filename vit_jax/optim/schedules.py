@@ -14,6 +14,8 @@ import optax
 from vit_jax.config.run import Durations, Schedule
 from vit_jax.errors import UserError, nearest
 
+SHORTENED = 10  # a warm-up that does not fit takes one part in this many of the run
+
 
 def make(
     schedule: Schedule, peak: float, times: Durations, total_steps: int | None = None
@@ -33,9 +35,8 @@ def make(
     name, init, final = schedule.name, schedule.init, schedule.final
     if name not in SHAPES:
         raise UserError(nearest('schedule', name, SHAPES))
-    warmup, cooldown, timescale = (
-        times.steps(text) for text in (schedule.warmup, schedule.cooldown, schedule.timescale)
-    )
+    warmup, cooldown = fit_warmup(schedule, times, total), times.steps(schedule.cooldown)
+    timescale = times.steps(schedule.timescale)
     boundaries = tuple(times.steps(text) for text in schedule.boundaries)
     _validate(total, warmup, cooldown, timescale)
     if not 0 <= peak < math.inf:
@@ -59,6 +60,16 @@ def make(
         return jnp.where(t < warmup, rising, jnp.where(t > cooldown_start, falling, body))
 
     return value
+
+
+def fit_warmup(schedule: Schedule, times: Durations, total: int) -> int:
+    """Return the steps of the warm-up, shortened if it does not fit before the cooldown.
+
+    Then it takes a tenth of the steps that the cooldown leaves.
+    """
+    warmup = times.steps(schedule.warmup)
+    room = total - times.steps(schedule.cooldown)
+    return warmup if warmup <= room else max(room, 0) // SHORTENED
 
 
 def strength(
@@ -138,10 +149,10 @@ def _validate(total_steps: int, warmup: int, cooldown: int, timescale: int) -> N
         raise UserError(f'total_steps={total_steps}: training needs at least one step')
     if warmup < 0 or cooldown < 0:
         raise UserError(f'schedule: warmup={warmup}, cooldown={cooldown} must be at least 0')
-    if warmup + cooldown > total_steps:
+    if cooldown > total_steps:
         raise UserError(
-            f'schedule: warmup of {warmup} and cooldown of {cooldown} steps do not fit into '
-            f'{total_steps} steps of training'
+            f'schedule: a cooldown of {cooldown} steps does not fit into {total_steps} steps of '
+            'training'
         )
     if timescale < 1:
         raise UserError(f'schedule: timescale={timescale} must be at least 1 step')

@@ -38,7 +38,7 @@ def program(facts: DataFacts, devices: Sequence[jax.Device]) -> tuple[Program, s
 
     Returns:
       The program, and the reason for which `train` would refuse the length of the run, or ''. With
-      another batch size, a run may be shorter than its warm-up; the step and its memory are the
+      another batch size, a run may be shorter than its cooldown; the step and its memory are the
       same.
 
     Raises:

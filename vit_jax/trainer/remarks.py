@@ -31,7 +31,12 @@ class Remarks:
     def at_start(self) -> list[str]:
         """Lines that follow from the config."""
         training = self.training
-        found = [*_trained_splits(training.run), self._average(), self._batch_norm()]
+        found = [
+            *_trained_splits(training.run),
+            _warmup(training),
+            self._average(),
+            self._batch_norm(),
+        ]
         return [line for line in found if line]
 
     def about_pace(self, step: int, step_sec: float) -> str:
@@ -99,6 +104,17 @@ class Remarks:
             return ''
         self._said.add(kind)
         return line
+
+
+def _warmup(training: Training) -> str:
+    schedule, total = training.run.optim.schedule, training.timetable.total
+    wanted = training.times.steps(schedule.warmup)
+    if (steps := schedules.fit_warmup(schedule, training.times, total)) == wanted:
+        return ''
+    return (
+        f'the warm-up of {wanted:,} steps does not fit into {total:,} steps and takes {steps:,}: '
+        "set config.optim.schedule.warmup, such as '5%'"
+    )
 
 
 def _trained_splits(run: Run) -> list[str]:
