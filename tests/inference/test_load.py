@@ -1,5 +1,6 @@
 """`vit_jax.load`: one call from a file or a run folder to a model and its weights."""
 
+import csv
 import functools
 import json
 import pathlib
@@ -300,6 +301,18 @@ def test_calls_give_the_numbers_of_the_commands(smoke_run, tmp_path, capsys):
     (best,) = json.loads(capsys.readouterr().out)['images'][0]['predictions']
     assert best['label'] == prediction['probs'].argmax()
     assert best['probability'] == pytest.approx(float(prediction['probs'].max()))
+    table = tmp_path / 'a.csv'
+    words = ['--step', '10', '--table', str(table), str(tmp_path / 'a.png')]
+    assert cli.main(['predict', '--workdir', str(smoke_run), *words]) == 0
+    with table.open() as file:
+        written = list(csv.DictReader(file))
+    assert [{k: str(v) for k, v in row.items()} for row in prediction.rows] == written
+    assert [row['rank'] for row in prediction.rows] == [1, 2, 3, 4, 5]
+    few = vit_jax.predict(smoke_run, tmp_path / 'a.png', step=10, flags={'top': 2})
+    assert few.rows == prediction.rows[:2]
+    with pytest.raises(UserError) as error:
+        vit_jax.predict(smoke_run, tmp_path / 'a.png', flags={'topp': 2})
+    assert "'topp'" in str(error.value) and 'top' in str(error.value)
 
 
 @pytest.mark.slow

@@ -42,8 +42,6 @@ HELP_FLAGS = {'-h', '--help'}
 TABLES = ('.csv', '.parquet')
 FORMULAS = ('=', '+', '-', '@', '\t', '\r')  # first characters of formulas in spreadsheets
 MAX_DRAWN = 100  # most images in one picture
-# {prediction key: its columns in tables}; a box is in pixels of the file.
-BOX_COLUMNS = {'bbox': ('x', 'y', 'width', 'height')}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -56,6 +54,7 @@ def main(argv: Sequence[str]) -> int:
     viz, args = add_task_flags(parser, argv)
     args = parser.parse_args(argv, args)
     from vit_jax.inference.images import list_images
+    from vit_jax.inference.predict import adapt_run
     from vit_jax.runtime import compile_cache
 
     args.image = list_images(args.image)
@@ -265,23 +264,6 @@ def _id_from_name(file: str) -> int:
     return int(stem)
 
 
-def adapt_run(run: Any, viz: Any, args: argparse.Namespace) -> tuple[Any, Context]:
-    """Adapt the run's model and task to the flags of `Viz`; return the run and its context."""
-    from vit_jax.inference.predict import text_encoder
-    from vit_jax.viz.photo import Context
-
-    context = Context(
-        class_names=run.class_names,
-        class_ids=run.class_ids,
-        flags=args,
-        vocab=run.vocab,
-        model=run.settings.model.name,
-        encode=text_encoder(run),
-    )
-    model, task = viz.adapt_model(run.model, context), viz.adapt_task(run.task, context)
-    return run.adapted(model=model, task=task), context
-
-
 def predict_files(
     run: Any, viz: Any, context: Context, args: argparse.Namespace
 ) -> tuple[list[dict[str, Any]], list[tuple[Any, Photo]], dict[str, UserError]]:
@@ -384,37 +366,22 @@ def write_table(
       UserError: The file cannot be written.
     """
     from vit_jax.storage import paths
+    from vit_jax.viz import predictions
 
-    rows = [row for result in results for row in _table_rows(result, one_row)]
+    rows = [
+        row
+        for result in results
+        for row in predictions.table_rows(result['image'], result['predictions'], one_row=one_row)
+    ]
     names = list(dict.fromkeys(name for row in rows for name in row))
     if names == ['image']:
-        names += [column for name in columns for column in BOX_COLUMNS.get(name, (name,))]
+        names += [
+            column for name in columns for column in predictions.BOX_COLUMNS.get(name, (name,))
+        ]
     cells = {name: [_make_storable(row.get(name)) for row in rows] for name in names}
     encode = _parquet_bytes if path.lower().endswith('.parquet') else _csv_bytes
     with writing(path, '--table'):
         paths.write_atomic(path, encode(cells))
-
-
-def _table_rows(result: Mapping[str, Any], one_row: bool) -> list[dict[str, Any]]:
-    """List the rows of an image, without a rank if the image has one row."""
-    image = {'image': result['image']}
-    predictions = [_with_box_columns(row) for row in result['predictions']]
-    if not one_row:
-        rows = [image | {'rank': rank, **row} for rank, row in enumerate(predictions, 1)]
-        return rows or [image]
-    for rank, row in enumerate(predictions, 1):
-        image |= {f'{name}_{rank}': value for name, value in row.items()}
-    return [image]
-
-
-def _with_box_columns(row: Mapping[str, Any]) -> dict[str, Any]:
-    cells: dict[str, Any] = {}
-    for name, value in row.items():
-        if columns := BOX_COLUMNS.get(name):
-            cells |= dict(zip(columns, value, strict=True))
-        else:
-            cells[name] = value
-    return cells
 
 
 def _make_storable(value: Any) -> Any:

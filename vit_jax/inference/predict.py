@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, overload
@@ -22,16 +24,54 @@ from vit_jax.nn.maps import AttentionMap, ParameterPictures
 from vit_jax.runtime import compile_cache, environment, mesh
 from vit_jax.step import make_attention_step, make_predict_step
 from vit_jax.tree_paths import weights_digest
+from vit_jax.viz import predictions
 from vit_jax.viz.attention_pictures import matches_start
+from vit_jax.viz.base import Viz
+from vit_jax.viz.photo import Context
 
 Example = Mapping[str, np.ndarray]  # the arrays of one example
-Prediction = dict[str, np.ndarray]
+Arrays = dict[str, np.ndarray]
+Rows = list[dict[str, Any]]
 ROWS = 64  # images that another model of an evaluator takes at once
+
+
+class Prediction(Arrays):
+    """Arrays {name: array} of one image, as named by the task's `predict`.
+
+    Attributes:
+      image: Path of the file, or name of the pixels.
+    """
+
+    def __init__(self, arrays: Arrays, image: str, rows: Rows | UserError):
+        super().__init__(arrays)
+        self.image = image
+        self._rows = rows
+
+    @property
+    def rows(self) -> Rows:
+        """Rows of the table that the command `predict` writes, {column: value}.
+
+        A row is a class, a box or a segment, with the image, its rank from 1, the name of its class
+        and its probability or score. Boxes have the columns x, y, width and height, in pixels of
+        the file. An image without predictions has one row, with only the image.
+
+        Raises:
+          UserError: if the model has no classes.
+        """
+        if isinstance(self._rows, UserError):
+            raise self._rows
+        return self._rows
 
 
 @overload
 def predict(
-    path: Path, files: Image, *, image_size: Size | None = ..., seed: int = ..., **options: Any
+    path: Path,
+    files: Image,
+    *,
+    image_size: Size | None = ...,
+    seed: int = ...,
+    flags: Mapping[str, Any] | None = ...,
+    **options: Any,
 ) -> Prediction: ...
 @overload
 def predict(
@@ -40,6 +80,7 @@ def predict(
     *,
     image_size: Size | None = ...,
     seed: int = ...,
+    flags: Mapping[str, Any] | None = ...,
     **options: Any,
 ) -> list[Prediction]: ...
 def predict(
@@ -48,6 +89,7 @@ def predict(
     *,
     image_size: Size | None = None,
     seed: int = 0,
+    flags: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Prediction | list[Prediction]:
     """Predict for images, read like the model's evaluation images.
@@ -58,31 +100,79 @@ def predict(
         uint8 [H, W] or [H, W, C], all of any size.
       image_size: Crop and resize to this height and width instead of the model's own.
       seed: Seed of random draws, which depend only on it and the image.
+      flags: Values of the task's flags of the command `predict`, such as {'threshold': 0.3}, or
+        {'texts': 'a cat; a dog'} for a CLIP.
       **options: Further keywords of `inference.load.open_model`, such as `step`.
 
     Returns:
       {name: array} as named by the task's `predict`: `probs` for a classifier; `scores`, `labels`
-      and `boxes` for a DETR. A list of them for several images.
+      and `boxes` for a DETR. Its attribute `rows` has the class names. A list of them for several
+      images.
 
     Raises:
-      UserError: if the model or an image cannot be read, the task has no predictions, or samples
-        are not finite.
+      UserError: if the model or an image cannot be read, the task has no predictions or no such
+        flag, or samples are not finite.
     """
     environment.keep_freed_memory_from_now()
     compile_cache.enable_for_python()
     trained = open_model(path, image_size, **options)
+    viz = predictions.find(trained.settings.task.name)
+    if flags:
+        trained, context = adapt_run(trained, viz, _task_flags(viz, flags))
+    else:
+        context = _context(trained, _task_flags(viz, {}))
     reader, predict_one = photo_reader(trained), predictor(trained, seed)
 
     def predict_image(image: Image, name: str = 'image') -> Prediction:
         photo = reader.read(image, image_size, name)
-        return predict_one(photo.fields, photo.number)
+        arrays = predict_one(photo.fields, photo.number)
+        rows: Rows | UserError
+        try:
+            rows = predictions.table_rows(str(photo.path), viz.rows(arrays, photo, context))
+        except UserError as error:
+            rows = error
+        return Prediction(arrays, str(photo.path), rows)
 
     if isinstance(files, str | os.PathLike | PIL.Image.Image | np.ndarray):
         return predict_image(files)
     return [predict_image(image, f'image {i}') for i, image in enumerate(files)]
 
 
-def predictor(trained: TrainedModel, seed: int = 0) -> Callable[[Example, int], Prediction]:
+def adapt_run(
+    run: TrainedModel, viz: Viz, flags: argparse.Namespace
+) -> tuple[TrainedModel, Context]:
+    """Adapt a run's model and task to the flags of `viz`; return the run and its context."""
+    context = dataclasses.replace(_context(run, flags), encode=text_encoder(run))
+    model, task = viz.adapt_model(run.model, context), viz.adapt_task(run.task, context)
+    return run.adapted(model=model, task=task), context
+
+
+def _context(run: TrainedModel, flags: argparse.Namespace) -> Context:
+    return Context(
+        class_names=run.class_names,
+        class_ids=run.class_ids,
+        flags=flags,
+        vocab=run.vocab,
+        model=run.settings.model.name,
+    )
+
+
+def _task_flags(viz: Viz, values: Mapping[str, Any]) -> argparse.Namespace:
+    """Return the flags of a task with their defaults, and these values.
+
+    Raises:
+      UserError: if the task does not have a flag.
+    """
+    parser = argparse.ArgumentParser()
+    viz.add_flags(parser)
+    flags = parser.parse_args([])
+    for name in values.keys() - vars(flags):
+        raise UserError(nearest('flag', name, vars(flags)))
+    vars(flags).update(values)
+    return flags
+
+
+def predictor(trained: TrainedModel, seed: int = 0) -> Callable[[Example, int], Arrays]:
     """Return a compiled function (example, number) -> {name: array} for this example.
 
     The task's random draws depend only on the seed and the number. The function raises UserError if
@@ -95,7 +185,7 @@ def predictor(trained: TrainedModel, seed: int = 0) -> Callable[[Example, int], 
         raise UserError(f'task {trained.settings.task.name!r} has no predictions')
     compiled = mesh.compiled(make_predict_step(trained.model, trained.task, seed=seed))
 
-    def predict_one(example: Example, index: int) -> Prediction:
+    def predict_one(example: Example, index: int) -> Arrays:
         predictions, _ = compiled(trained.variables, batch_of_one(example, index))
         require_finite(trained, predictions.get('finite', True))
         return {name: np.asarray(value[0]) for name, value in predictions.items()}
@@ -130,7 +220,7 @@ def other_model(path: Path) -> OtherModel:
         index, mask = np.arange(ROWS, dtype=np.int32), np.ones(ROWS, np.float32)
         return {'image': padded, 'index': index, 'mask': mask}
 
-    def predict(images: np.ndarray) -> Prediction:
+    def predict(images: np.ndarray) -> Arrays:
         parts = [images[first : first + ROWS] for first in range(0, len(images), ROWS)]
         outputs = [(compiled(trained.variables, batch_of(part))[0], len(part)) for part in parts]
         return {

@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from vit_jax.errors import UserError
 from vit_jax.viz.base import Viz
+
+# {prediction key: its columns in tables}; a box is in pixels of the file.
+BOX_COLUMNS = {'bbox': ('x', 'y', 'width', 'height')}
 
 
 def find(task: str) -> Viz:
@@ -55,6 +60,36 @@ def module_path(task: str) -> str:
             "'my_lab.tasks.foo', and its visualization into 'my_lab.viz.foo'"
         )
     return f'{home}.viz.{name}' if home else f'viz.{name}'
+
+
+def table_rows(
+    image: str, rows: Sequence[Mapping[str, Any]], *, one_row: bool = False
+) -> list[dict[str, Any]]:
+    """Return the rows of an image in a table, with ranks from 1, or all of them in one row.
+
+    Args:
+      image: name of the image.
+      rows: its predictions, as returned by `Viz.rows`.
+      one_row: whether the columns of the second prediction are named `NAME_2`, and so on.
+    """
+    listed = [_with_box_columns(row) for row in rows]
+    if not one_row:
+        ranked = [{'image': image, 'rank': rank, **row} for rank, row in enumerate(listed, 1)]
+        return ranked or [{'image': image}]
+    row = {'image': image}
+    for rank, cells in enumerate(listed, 1):
+        row |= {f'{name}_{rank}': value for name, value in cells.items()}
+    return [row]
+
+
+def _with_box_columns(row: Mapping[str, Any]) -> dict[str, Any]:
+    cells: dict[str, Any] = {}
+    for name, value in row.items():
+        if columns := BOX_COLUMNS.get(name):
+            cells |= dict(zip(columns, value, strict=True))
+        else:
+            cells[name] = value
+    return cells
 
 
 def _exists(task: str) -> bool:
