@@ -99,8 +99,8 @@ test-newest:  ## Run the suite on Python 3.12 or newer with the newest JAX, if t
 	TESTS_XLA=known $$run -m 'not parity and not long' $(PYTEST_ARGS) || test $$? = $(NONE_CHOSEN); \
 	TESTS_XLA=default $$run -m 'parity and not long' $(PYTEST_ARGS) || test $$? = $(NONE_CHOSEN)
 
-docs: .venv/.core  ## Write docs/config.md, docs/flags.md, docs/models.md and the sizes of `list variants`
-	.venv/bin/python -m vit_jax list keys > docs/config.md
+docs: .venv/.core  ## Write docs/config.md, docs/config/, docs/flags.md, docs/models.md and the sizes of `list variants`
+	.venv/bin/python docs/site/keys.py
 	.venv/bin/python -m vit_jax list commands > docs/flags.md
 	.venv/bin/python -m vit_jax.profiling.variants
 	.venv/bin/python docs/site/models.py
@@ -124,14 +124,14 @@ docs: .venv/.core  ## Write docs/config.md, docs/flags.md, docs/models.md and th
 site: .venv-site/.done  ## Build the web site from docs/ and the package into site/
 	.venv-site/bin/python docs/site/build.py site
 
-checkpoints: .venv/.extras  ## Measure the families of docs/checkpoints.md against their original code
+checkpoints: .venv/.extras  ## Measure the families of docs/checkpoint_families.md against their original code
 	PYTHONPATH=.:tests .venv/bin/python -m helpers.checkpoint_table
 
 gallery: .venv-tpu/.done  ## Redraw docs/gallery.md's pictures with its commands
 	JAX_PLATFORMS=cpu .venv-tpu/bin/python docs/gallery/make.py
 	.venv-tpu/bin/python docs/gallery/hero.py docs/hero.png
 
-preflight: .venv-tpu/.done  ## Compile the published recipes for TPUs: docs/tpu.md
+preflight: .venv-tpu/.done  ## Compile the published recipes for TPUs: docs/tpu_recipes.md
 	JAX_PLATFORMS=cpu .venv-tpu/bin/python tests/bench/tpu_recipes.py
 	JAX_PLATFORMS=cpu .venv-tpu/bin/python tests/bench/tpu_slices.py
 	JAX_PLATFORMS=cpu .venv-tpu/bin/python tests/bench/tpu_pixels.py

@@ -1,4 +1,4 @@
-"""The audit of docs/moving.md: what each config of big_vision and vision_transformer needs here.
+"""The audit of docs/moving_configs.md: what configs of big_vision and vision_transformer need here.
 
     python docs/site/audit.py BIG_VISION VISION_TRANSFORMER
 
@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / 'docs' / 'moving.md'
-TITLE = '## Every config of big_vision and vision_transformer'
+PAGE = ROOT / 'docs' / 'moving_configs.md'
+TITLE = '# Every config of big_vision and vision_transformer'
 FOLDERS = {'BV': 'big_vision/configs', 'VT': 'vit_jax/configs'}
 # Files that define parts of configs, but no run.
 PARTS = ('*__init__.py', '*common.py', 'BV/common_fewshot.py', 'VT/models.py', '*/forkme.py')

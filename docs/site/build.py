@@ -69,6 +69,10 @@ def stage(folder: Path, *, with_reference: bool = True) -> None:
         text = from_readme(path.read_text())
         if path.name == 'gallery.md':
             text = cards(text)
+        if place == Path('index.md'):
+            text = text.replace('<!-- pages -->', tables_of_contents())
+        if place == Path('config.md'):
+            text += toctree('', ['config/*'])
         target.write_text(relink(without_contents(text), path, folder, where))
     # The notebook trains from a config, and in this folder.
     shutil.copytree(
@@ -92,6 +96,22 @@ def from_readme(text: str) -> str:
         assert part is not None
         text = text.replace(f'<!-- {name} -->', re.sub(r'\]\((?!https?:)', '](../../', part[0]))
     return text
+
+
+def tables_of_contents() -> str:
+    """The pages that docs/README.md lists, below its headings."""
+    kinds = re.split(r'^## (.*)$', (ROOT / 'docs' / 'README.md').read_text(), flags=re.M)[1:]
+    parts = []
+    for kind, listed in zip(kinds[::2], kinds[1::2], strict=True):
+        links = re.findall(r'\[(.+)\]\((.+)\.(?:md|ipynb)\)', listed)
+        parts.append(toctree(kind, [f'{label} <{page}>' for label, page in links]))
+    return '\n'.join(parts)
+
+
+def toctree(caption: str, entries: list[str]) -> str:
+    """A hidden table of contents; entries may be patterns."""
+    options = [':hidden:', ':glob:', *([f':caption: {caption}'] if caption else [])]
+    return '\n'.join(['', '```{toctree}', *options, '', *entries, '```', ''])
 
 
 def without_contents(text: str) -> str:

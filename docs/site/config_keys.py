@@ -1,4 +1,4 @@
-"""Makes every key of docs/config.md findable by name in the site's search."""
+"""Makes every key of docs/config/ findable by name in the site's search."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from docutils import nodes
 
-PAGE = 'config'
+PAGES = 'config/'
 
 
 def setup(app: Any) -> dict[str, bool]:
@@ -17,7 +17,7 @@ def setup(app: Any) -> dict[str, bool]:
 
 def note_keys(app: Any, doctree: nodes.document) -> None:
     """Give each row of the key tables a target."""
-    if app.env.docname != PAGE:
+    if not app.env.docname.startswith(PAGES):
         return
     standard = app.env.get_domain('std')
     for body in doctree.findall(nodes.tbody):

@@ -118,7 +118,7 @@ CHECKED = {
         ('transformers_text_tower',),
     ),
     'vit': Checked(
-        'the code of each [family](checkpoints.md#read)',
+        'the code of each [family](checkpoint_families.md#read)',
         f'{TESTS}/test_transformers_forms.py',
         '1e-5',
         (

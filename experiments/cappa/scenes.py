@@ -1,7 +1,7 @@
 r"""CapPa on captions of colored digits: from scratch on a CPU, without download.
 
     python -m vit_jax vocab scenes_captions --field caption --size 100 --kind bpe \
-        --output scenes_captions.model
+        --out scenes_captions.model
     python -m vit_jax train experiments/cappa/scenes.py --workdir runs/cappa
 
 Images and vocabulary as in `experiments/siglip/scenes.py`; a ViT of width 64 with 2

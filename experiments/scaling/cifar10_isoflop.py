@@ -3,7 +3,7 @@ r"""Compute-optimal ViTs on CIFAR-10: six sizes at four budgets over a factor of
     python -m vit_jax scaling study experiments/scaling/cifar10_isoflop.py --measure
     python -m vit_jax scaling study experiments/scaling/cifar10_isoflop.py --study isoflop
     python -m vit_jax sweep work isoflop    # any number of workers, here or elsewhere
-    python -m vit_jax scaling collect runs/isoflop --output isoflop.csv
+    python -m vit_jax scaling collect runs/isoflop --out isoflop.csv
     python -m vit_jax scaling optimal --csv isoflop.csv --n parameters --c flops --y val/loss
 
 Hoffmann et al. 2022, section 3, with branches of a constant learning rate instead of a cosine per

@@ -2,7 +2,7 @@ r"""The best learning rate over width, with and without muP, on CIFAR-10.
 
     python -m vit_jax sweep create experiments/scaling/cifar10_rates.py --study rates
     python -m vit_jax sweep work rates    # any number of workers, here or elsewhere
-    python -m vit_jax scaling collect runs/rates --output rates.csv
+    python -m vit_jax scaling collect runs/rates --out rates.csv
     python -m vit_jax sweep plot rates --x optim.lr --by model.width \
         --panel optim.parametrization
 

@@ -3,7 +3,7 @@ r"""Few-shot accuracy over the number of pre-training images: ViT against BiT, a
     python -m vit_jax scaling plan experiments/scaling/vit_data_size.py:vit
     python -m vit_jax sweep create experiments/scaling/vit_data_size.py:vit --study data_vit
     python -m vit_jax sweep work data_vit    # `:bit` likewise; any number of workers
-    python -m vit_jax scaling report runs/data_vit runs/data_bit --output data_size/ \
+    python -m vit_jax scaling report runs/data_vit runs/data_bit --out data_size/ \
         --x data_size --y '1-fewshot/5_shot' --by model,parameters --form power --holdout 0
 
 Dosovitskiy et al., 2021, arXiv:2010.11929, section 4.3 and figure 4: B/32 with all dimensions

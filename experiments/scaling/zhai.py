@@ -3,7 +3,7 @@ r"""Few-shot accuracy over compute: eleven ViTs, eight lengths, three numbers of
     python -m vit_jax scaling plan experiments/scaling/zhai.py
     python -m vit_jax sweep create experiments/scaling/zhai.py --study zhai
     python -m vit_jax sweep work zhai    # any number of workers; they resume after a restart
-    python -m vit_jax scaling report runs/zhai --output zhai/ \
+    python -m vit_jax scaling report runs/zhai --out zhai/ \
         --x flops --y '1-fewshot/10_shot' --frontier
     python -m vit_jax train experiments/scaling/zhai.py:L/16 --workdir runs/zhai_l16
 

@@ -1,6 +1,6 @@
 r"""SigLIP B/16 on your own captioned images, or locked-image tuning of a text tower (LiT).
 
-    python -m vit_jax vocab tar:/data/pairs.tar --field caption --size 32000 --output vocab.model
+    python -m vit_jax vocab tar:/data/pairs.tar --field caption --size 32000 --out vocab.model
     python -m vit_jax train experiments/siglip/own.py --config.data.vocab=vocab.model \
         --config.data.source=tar:/data/pairs.tar --workdir runs/siglip_b16
 

@@ -1,7 +1,7 @@
 r"""SigLIP on captions of colored digits: from scratch on a CPU, without download.
 
     python -m vit_jax vocab scenes_captions --field caption --size 100 --kind bpe \
-        --output scenes_captions.model
+        --out scenes_captions.model
     python -m vit_jax train experiments/siglip/scenes.py --workdir runs/siglip
 
 Images of 48 pixels have captions such as "a red three left of a green seven"; each word is a piece

@@ -1,7 +1,7 @@
 r"""English to German on Multi30k, 29,000 image captions: a Transformer and an LSTM.
 
     python -m vit_jax vocab text:data/multi30k/train.en,train.de --size 4000 \
-        --output data/multi30k/vocab.model
+        --out data/multi30k/vocab.model
     python -m vit_jax train experiments/translate/multi30k.py --workdir runs/multi30k
     python -m vit_jax evaluate --workdir runs/multi30k --average 5
 

@@ -1,7 +1,7 @@
 r"""English to German on WMT 2014 as in "Attention is all you need": base and big.
 
     tfds build wmt14_translate/de-en --file_format=array_record
-    python -m vit_jax vocab tfds:wmt14_translate/de-en --size 37000 --kind bpe --output wmt14.model
+    python -m vit_jax vocab tfds:wmt14_translate/de-en --size 37000 --kind bpe --out wmt14.model
     python -m vit_jax train experiments/translate/wmt14.py --workdir runs/wmt14
     python -m vit_jax evaluate --workdir runs/wmt14 --average 5
 

@@ -2,7 +2,7 @@
 
     python -m vit_jax train experiments/vit/cifar10.py --workdir runs/cifar10
 
-Requires `cifar10` prepared by TFDS as ArrayRecord (see docs/data.md). Expected: test accuracy >=
+Requires `cifar10` prepared by TFDS as ArrayRecord (docs/datasets.md). Expected: test accuracy >=
 0.62 in under 45 minutes on 2 CPU cores. Measured: 0.652 after 27 minutes. See cifar10_gpu.py for
 a longer run.
 """

@@ -2,7 +2,7 @@
 
     python -m vit_jax train experiments/vit/cifar10_gpu.py --workdir runs/cifar10_gpu
 
-Requires `cifar10` prepared by TFDS as ArrayRecord (see docs/data.md). Expected: test accuracy >=
+Requires `cifar10` prepared by TFDS as ArrayRecord (docs/datasets.md). Expected: test accuracy >=
 0.90 on one GPU. Not measured yet.
 """
 

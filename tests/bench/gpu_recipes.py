@@ -2,7 +2,7 @@
 
     make test-gpu-compile                             # prints rows for 8 H100s
     python tests/bench/gpu_recipes.py a100-40:8 detr  # prints rows that contain a word
-    python tests/bench/gpu_recipes.py a100-80 detr    # writes rows of docs/gpu.md, of 1 and 8 GPUs
+    python tests/bench/gpu_recipes.py a100-80 detr    # writes rows of docs/gpu_recipes.md
 
 Takes 10 to 60 seconds of CPU a step; nothing is trained. The recipes and their data are those of
 `tpu_recipes.py`. A step that does not fit is divided into 2, 4, 8, ... microbatches until it does.
@@ -26,7 +26,7 @@ from vit_jax.rehearsal import ahead_of_time
 TOPOLOGY = 'h100:8'
 NUMBERS = (1, 8)  # of GPUs, in a row of the page
 SCRIPT = 'tests/bench/gpu_recipes.py'
-PAGE = pages.ROOT / 'docs' / 'gpu.md'
+PAGE = pages.ROOT / 'docs' / 'gpu_recipes.md'
 HEADINGS = ('recipe', 'batch', 'GiB', 'ms (MFU)', 'exchanges ms', 'GPU-hours')
 PAGE_HEADINGS = (
     *('recipe', 'batch', '1 GPU: GiB', 'ms (MFU)', '8 GPUs: GiB', 'ms (MFU)'),

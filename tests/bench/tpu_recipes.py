@@ -1,4 +1,4 @@
-"""Compile published recipes for slices of TPUs, and write what they need into docs/tpu.md.
+"""Compile published recipes for slices of TPUs, and write what they need into docs/tpu_recipes.md.
 
     make preflight
     python tests/bench/tpu_recipes.py detr vit_compute    # rows whose names contain a word
@@ -23,7 +23,7 @@ from vit_jax.errors import UserError
 from vit_jax.profiling import preflight, topology
 from vit_jax.rehearsal import ahead_of_time
 
-PAGE = pages.ROOT / 'docs' / 'tpu.md'
+PAGE = pages.ROOT / 'docs' / 'tpu_recipes.md'
 TABLE = PAGE, 'tests/bench/tpu_recipes.py', 'recipes'
 WMT14 = 'translate/wmt14.py'
 OWN_PAIRS = 'siglip/own.py'  # data of one's own, so that steps and hours are not known

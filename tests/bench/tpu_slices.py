@@ -1,4 +1,4 @@
-"""Compile recipes for several TPU slices, and write what crosses between them into docs/tpu.md.
+"""Compile recipes for several TPU slices; write what crosses between them into docs/tpu_recipes.md.
 
     python tests/bench/tpu_slices.py
     python tests/bench/tpu_slices.py B/16    # rows whose names contain a word
@@ -16,7 +16,7 @@ from vit_jax.config import load
 from vit_jax.profiling import preflight, topology
 from vit_jax.rehearsal import ahead_of_time
 
-TABLE = pages.ROOT / 'docs' / 'tpu.md', 'tests/bench/tpu_slices.py', 'slices'
+TABLE = pages.ROOT / 'docs' / 'tpu_recipes.md', 'tests/bench/tpu_slices.py', 'slices'
 RECIPES = (
     ('vit/imagenet2012.py:fast', '2xv5e:2x2'),
     ('vit/imagenet2012.py:B/16,300ep,fast', '2xv5e:4x4'),

@@ -1,4 +1,4 @@
-"""The table of families of docs/checkpoints.md, made from the lists that the tests read.
+"""The table of families of docs/checkpoint_families.md, made from the lists that the tests read.
 
     make checkpoints
 
@@ -150,5 +150,5 @@ def replace(document: str) -> str:
 
 
 if __name__ == '__main__':
-    path = Path(__file__).parents[2] / 'docs' / 'checkpoints.md'
+    path = Path(__file__).parents[2] / 'docs' / 'checkpoint_families.md'
     path.write_text(replace(path.read_text()))

@@ -65,7 +65,7 @@ def test_plain_jax_runs_it(written):
 
 
 def test_the_page_prepares_images_without_this_package(written, tmp_path, monkeypatch, capsys):
-    text = (GOLDEN.parents[1] / 'docs' / 'checkpoints.md').read_text()
+    text = (GOLDEN.parents[1] / 'docs' / 'export.md').read_text()
     (code,) = (c for c in re.findall(r'```python\n(.*?)```', text, re.DOTALL) if 'model.json' in c)
     assert 'vit_jax' not in code
     assert main(['export', str(RUN), str(tmp_path / 'flowers'), '--image-size', '8']) == 0

@@ -13,7 +13,7 @@ from vit_jax import __main__ as cli
 def test_the_config_in_the_documents_is_whole(
     repo, tmp_path: pathlib.Path, one_device, capsys
 ) -> None:
-    page = (repo / 'docs' / 'training.md').read_text()
+    page = (repo / 'docs' / 'configs.md').read_text()
     [code] = re.findall(r'`my_config.py`:\n\n```python\n(.*?)```', page, re.DOTALL)
     config, run = tmp_path / 'my_config.py', tmp_path / 'run'
     config.write_text(code)

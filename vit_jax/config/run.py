@@ -1,7 +1,7 @@
 """Every key of a config, with its type, default, range and meaning.
 
 `load.to_run` makes a `Run` of a config. A comment at a field, or above it, is the key's meaning in
-docs/config.md, in `list keys` and in `train --help-config`. Keys that a class or an optimizer named
+docs/config/, in `list keys` and in `train --help-config`. Keys that a class or an optimizer named
 by a section declares itself are in `options`.
 
 A message about a value begins with its key; `load` puts the section in front.

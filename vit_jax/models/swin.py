@@ -87,7 +87,7 @@ class Model(base.Model):
       residual_dtype: Dtype of the first stage's residual stream; None for the computation dtype, to
         which merging casts it, as in the authors' mixed precision.
       attention: Implementation: 'xla'; 'pallas', a TPU kernel without dropout of weights; or
-        'auto', the kernel if the devices support it. See docs/kernels.md.
+        'auto', the kernel if the devices support it. See docs/attention.md.
 
     Raises:
       UserError: for an invalid field.

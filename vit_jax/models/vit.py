@@ -100,7 +100,7 @@ class Model(base.PatchModel):
         order of what blocks keep; see `vit_jax.nn.attention`.
       attention: Implementation: 'xla'; 'pallas', a TPU kernel for sequences that fit into VMEM;
         'cudnn', a kernel for GPUs in half precision; or 'auto', the kernel if the devices support
-        it. See docs/kernels.md.
+        it. See docs/attention.md.
       dtype: Computation dtype. Parameters, layer norm statistics and softmax stay float32.
       residual_dtype: Dtype of the residual stream; None for the computation dtype. big_vision uses
         'float32' with bfloat16 computation.

@@ -171,7 +171,7 @@ def fit_average(
 
     Weights are proportional to the inverse square of the error on the upper half in x, predicted
     from the lower half. On published image curves a mean extrapolates better than the form with the
-    smallest inner error (docs/scaling.md). The mean is shifted to the point of the largest x.
+    smallest inner error (docs/laws.md). The mean is shifted to the point of the largest x.
     Correlated errors of neighbors show that the forms miss the points; then the mean passes into a
     weighted mean of fits to the points within a factor of 16 and of 8 of the largest x. Two columns
     of x are fitted by `joint`.
