@@ -89,5 +89,5 @@ def test_names_are_no_tex_but_formulas_are(tmp_path):
 
 def test_a_confusion_matrix_shows_the_accuracy():
     matrix = np.array([[3, 1], [0, 4]])
-    title = charts.draw_confusion(matrix, ['cat', 'dog'], 'pets').axes[0].get_title(loc='left')
+    title = charts.draw_confusion(matrix, ['cat', 'dog'], 'pets').get_suptitle()
     assert 'pets' in title and '0.875' in title

@@ -179,7 +179,8 @@ def draw_class_precision(rows: Sequence[Mapping[str, Any]], title: str) -> Figur
     axes.invert_yaxis()
     axes.set_xlim(0, 1.12)
     axes.set_xlabel('AP (dark), AP50 (light)', color=figures.FAINT)
-    figures.style(axes, title)
+    figures.heading(figure, title, fontweight='bold')
+    figures.style(axes, '')
     return figure
 
 
@@ -198,7 +199,9 @@ def draw_confusion(matrix: Int[np.ndarray, 'C C'], names: Sequence[str], title: 
     axes = figure.add_subplot()
     image = axes.imshow(shares, cmap=SHARES, vmin=0, vmax=1, interpolation='nearest')
     accuracy = np.trace(matrix) / max(matrix.sum(), 1)
-    figures.style(axes, f'{title}: accuracy {accuracy:.3f} of {matrix.sum():,}')
+    heading = f'{title}: accuracy {accuracy:.3f} of {matrix.sum():,}'
+    figures.heading(figure, heading, fontweight='bold')  # names of classes narrow the axes
+    figures.style(axes, '')
     axes.grid(visible=False)
     axes.set_xlabel('predicted', color=figures.FAINT)
     axes.set_ylabel('class', color=figures.FAINT)

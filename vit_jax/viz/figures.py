@@ -98,7 +98,8 @@ def show_image(axes: Axes, image: np.ndarray, title: str, size: float = 8) -> No
 
 def heading(figure: Figure | SubFigure, text: str, size: float = 11, **style: Any) -> None:
     """Write a title above a figure, on the left; long titles are wrapped."""
-    text = wrap(text, 0.97 * figure.bbox.width / figure.dpi, size)
+    width = 0.97 if style.get('fontweight') != 'bold' else 0.85  # bold letters are wider
+    text = wrap(text, width * figure.bbox.width / figure.dpi, size)
     style = {'x': 0.01, 'ha': 'left', 'color': INK, **style}
     figure.suptitle(text, fontsize=size, **style)
 
