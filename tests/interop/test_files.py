@@ -1,6 +1,7 @@
 """Checkpoint files: forms, parts, precision; whatever is damaged or pickled is one line."""
 
 import json
+import types
 import zipfile
 
 import fsspec
@@ -164,8 +165,62 @@ def test_pickles_are_refused(tmp_path):
     np.save(tmp_path / 'a.npy', objects)
     (tmp_path / 'a.npy').rename(tmp_path / 'pickle.npz')
     assert_one_line(tmp_path / 'pickle.npz', 'not an .npz file')
-    for suffix in ('bin', 'pt', 'pth', 'pkl', 'ckpt'):
-        assert_one_line(tmp_path / f'a.{suffix}', 'pickled weights can run code')
+    for suffix in ('pkl', 'pickle'):
+        assert_one_line(tmp_path / f'a.{suffix}', 'pickled')
+
+
+def test_files_of_torch(tmp_path):
+    """Of any precision and layout, in any container, beside objects of other packages."""
+    torch = pytest.importorskip('torch')
+    base = torch.arange(12.0).reshape(3, 4)
+    module = torch.nn.Linear(2, 3)
+    content = {
+        'model': {'a.weight': base.T, 'b': base[1:, ::2], 'c': base.to(torch.bfloat16)},
+        'linear': module,
+        'weights': module.state_dict(),
+        'averages': [torch.ones(0, 2), torch.tensor(2.0, dtype=torch.float64)],
+        'args': types.SimpleNamespace(lr=0.1, path=tmp_path),
+        'step': torch.tensor(3),
+    }
+    torch.save(content, tmp_path / 'a.pth')
+    (tmp_path / 'a.pth').rename(tmp_path / 'a.ckpt')
+    flat, _ = files.read_arrays(tmp_path / 'a.ckpt')
+    layer = {name: array.detach().numpy() for name, array in module.state_dict().items()}
+    assert_same(
+        {name: array for name, array in flat.items() if not name.startswith('linear')},
+        {
+            **{'model.a.weight': base.T, 'model.b': base[1:, ::2], 'model.c': base},
+            **{f'weights.{name}': array for name, array in layer.items()},
+            **{'averages.0': np.ones((0, 2)), 'averages.1': 2.0, 'step': 3.0},
+        },
+    )
+
+
+@pytest.mark.fault(37)
+def test_torch_files_run_nothing(tmp_path):
+    torch = pytest.importorskip('torch')
+    torch.save({'a': torch.ones(2), 'b': Harmful()}, tmp_path / 'a.pth')
+    assert_same(files.read_arrays(tmp_path / 'a.pth')[0], {'a': np.ones(2)})
+
+
+@pytest.mark.parametrize('keep', [0, 10, 0.5, -1])
+def test_torch_files_cut_short(keep, tmp_path):
+    torch = pytest.importorskip('torch')
+    torch.save({'a': torch.ones(1000)}, tmp_path / 'a.pth')
+    content = (tmp_path / 'a.pth').read_bytes()
+    (tmp_path / 'a.pth').write_bytes(content[: int(keep * len(content)) if keep < 1 else keep])
+    assert_one_line(tmp_path / 'a.pth', 'torch')
+
+
+def test_tensors_stay_inside_of_their_storage(tmp_path):
+    torch = pytest.importorskip('torch')
+    torch.save({'a': torch.arange(4.0)}, tmp_path / 'a.pth')
+    damaged = tmp_path / 'b.pth'
+    with zipfile.ZipFile(tmp_path / 'a.pth') as old, zipfile.ZipFile(damaged, 'w') as new:
+        for name in old.namelist():
+            content = old.read(name)
+            new.writestr(name, content[:4] if name.endswith('data/0') else content)
+    assert_one_line(damaged, 'exceeds its storage')
 
 
 @pytest.mark.parametrize('keep', [0, 10, 0.5, -1])

@@ -1,4 +1,7 @@
-"""Reading and writing checkpoint files as named arrays: .npz and .safetensors; never pickle."""
+"""Reading and writing checkpoint files as named arrays: .npz and .safetensors.
+
+PyTorch's files are read too, see `torch_files`; nothing that a pickle could run is ever run.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ import numpy as np
 import safetensors.numpy as safetensors
 
 from vit_jax.errors import UserError, with_secrets
-from vit_jax.interop import hub
+from vit_jax.interop import hub, torch_files
 from vit_jax.interop.hub import (
     INDEX,
     OPEN_CLIP,
@@ -70,8 +73,8 @@ def read_stored(path: str | os.PathLike[str]) -> tuple[Flat, dict[str, Any]]:
 
     Args:
       path: An .npz file, where `FILE.npz:SUBTREE` selects a part; a .safetensors file; a folder
-        with model.safetensors, single or in shards; or a URL, see `local_path`. Only the parameters
-        of a training state in an .npz file are read.
+        with model.safetensors, single or in shards; a .pth, .pt, .bin or .ckpt file of PyTorch; or
+        a URL, see `local_path`. Only the parameters of a training state in an .npz file are read.
 
     Returns:
       Arrays by '/'-joined names for .npz files, by '.'-joined names otherwise; and the config,
@@ -89,10 +92,13 @@ def read_stored(path: str | os.PathLike[str]) -> tuple[Flat, dict[str, Any]]:
     if file.endswith('.safetensors'):
         config = _read_configs(os.path.dirname(file))
         return _read_safetensors(file), config
+    if file.endswith(torch_files.SUFFIXES):
+        with paths.intact(path), _open(file) as opened:
+            return torch_files.read(path, opened), _read_configs(os.path.dirname(file))
     if file.endswith(PICKLES):
         raise UserError(
-            f'{path}: pickled weights can run code and are not supported; '
-            'save them as .safetensors or .npz'
+            f'{path}: pickled objects can run code and are not supported; '
+            'save the arrays as .safetensors or .npz'
         )
     if Path(file).is_dir():
         return _read_folder(file)

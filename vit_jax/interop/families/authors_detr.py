@@ -1,8 +1,7 @@
 """DETRs, including panoptic ones, with their authors' names (github.com/facebookresearch/detr).
 
-The authors' files are pickled: save the arrays of `model` as safetensors first. Heads, activations
-and images default to the paper's; a config.json next to the file, as written by `convert`, can
-change them, with the keys of transformers.
+Heads, activations and images default to the paper's; a config.json next to the file, as written by
+`convert`, can change them, with the keys of transformers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""DINOv3 ViTs with their authors' names (github.com/facebookresearch/dinov3): safetensors.
+"""DINOv3 ViTs with their authors' names (github.com/facebookresearch/dinov3).
 
-The authors' files are pickled: save their arrays as safetensors first. Positions are rotary, with
-the periods of the file, which training rounded to bfloat16. Biases of keys exist, but are masked.
-The files do not contain epsilons or the normalization of images.
+Positions are rotary, with the periods of the file, which training rounded to bfloat16. Biases of
+keys exist, but are masked. The files do not contain epsilons or the normalization of images.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Masked autoencoders with their authors' names (github.com/facebookresearch/mae): safetensors.
+"""Masked autoencoders with their authors' names (github.com/facebookresearch/mae).
 
-The names are timm's plus a decoder. The authors' files are pickled: save their arrays as
-safetensors first. Heads, norms and targets default to the released models; a config.json next to
-the file, as written by `convert`, can change them.
+The names are timm's plus a decoder. Heads, norms and targets default to the released models; a
+config.json next to the file, as written by `convert`, can change them.
 """
 
 from __future__ import annotations

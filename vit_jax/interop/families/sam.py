@@ -1,7 +1,7 @@
 """Image encoders of Segment Anything: the authors', transformers', and timm's `samvit_*`.
 
-The prompt encoder and the mask decoder are ignored, with a note. The authors' files are pickled:
-save their arrays as safetensors first. Files for transformers can be written.
+The prompt encoder and the mask decoder are ignored, with a note. Files for transformers can be
+written.
 """
 
 from __future__ import annotations
