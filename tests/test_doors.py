@@ -60,12 +60,12 @@ REFUSED: dict[str, dict[str, str]] = {
     },
     'attention': {
         'run_(reverse|rnn|seq2seq)': 'digits',
-        '.*(bit_resnet|mae|mixer).*|run_bit': 'has no attention to draw',
+        '.*(bit_resnet|mae|mixer).*|run_bit|inception': 'has no attention to draw',
         '.*text_encoder.*': 'was not trained on images',
     },
     'export': {
         WITHOUT_IMAGES: 'was not trained on images|has no predictions',
-        '(?!run).*detr.*|.*naflex.*': 'give --image-size',
+        '(?!run).*detr.*|.*naflex.*|inception': 'give --image-size',
     },
     'train': {
         f'{WITHOUT_IMAGES}|{TOWERS}|{PIXELS}|.*detr.*': 'config.init.select',

@@ -73,6 +73,9 @@ CHECKED = {
     'hybrid': Checked(
         "timm's hybrids", f'{TESTS}/test_timm_forms.py', '1e-5', ('timm_vit', 'vision_transformer')
     ),
+    'inception': Checked(
+        'torch-fidelity', 'tests/models/test_inception.py', '1e-5', ('inception',)
+    ),
     'jit': Checked("the authors' code", 'tests/models/test_jit.py', '1e-5'),
     'lejepa': Checked('SIGReg in PyTorch', 'tests/tasks/test_lejepa.py', '1e-6'),
     'mae': Checked("transformers' ViTMAE", f'{TESTS}/test_mae.py', '2e-5', ('authors_mae', 'mae')),

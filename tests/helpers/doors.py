@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from helpers import detr, released, timm_forms, timm_swin_cr
+from helpers import detr, inception, released, timm_forms, timm_swin_cr
 from vit_jax import interop
 from vit_jax.config.load import from_dict
 from vit_jax.errors import modules
@@ -97,7 +97,7 @@ OTHERS = {
     'detr table': (dataclasses.replace(detr.MODEL, norm='pre'), 'transformers'),
 }
 # Models of families that write none, whose files are made of arrays by their names.
-READ = {'timm_swin': 'swin', 'timm_swin_cr': 'swin_v2_cr'}
+READ = {'inception': 'inception', 'timm_swin': 'swin', 'timm_swin_cr': 'swin_v2_cr'}
 # Runs that `run_vit` trained for one step would be with these groups in its config.
 ADAM = {'name': 'adamw', 'lr': 1e-3}
 MUP = 'mup(mlp_dim=4)'
@@ -192,6 +192,9 @@ def write(row: Row, folder: pathlib.Path) -> pathlib.Path:
     if not row.family:
         return GOLDEN / row.name
     path = folder / ('model.npz' if row.form == 'npz' else 'model')
+    if row.name == 'inception':
+        files.write_safetensors(path, inception.parameters(1 / 32), {})
+        return path
     if row.name == 'timm_swin':
         return released.write('swin timm', path)
     if row.name == 'timm_swin_cr':

@@ -38,9 +38,10 @@ class Evaluator(base.Evaluator):
     """`frechet_F`, `kernel_F`, `precision_F` and `recall_F` for features named F.
 
     Args:
-      features: Run or checkpoint whose task predicts `features`, such as a classifier; or a
-        TorchScript file (.pt) called as `f(images, return_features=True)` on bytes [B 3 H W], such
-        as NVIDIA's Inception of 2015, whose Frechet distance is FID.
+      features: Run or checkpoint whose task predicts `features`, such as a classifier. With
+        pytorch-fid's or torch-fidelity's Inception (.pth) the Frechet distance is FID. A
+        TorchScript file (.pt), such as NVIDIA's Inception, needs torch and is called as
+        `f(images, return_features=True)` on bytes [B 3 H W].
       reference: .npz file with the mean `mu` [D] and the covariance `sigma` [D D] of the features
         of real images, as stored by FID tools, instead of the evaluated images; only gives
         `frechet_F`.
