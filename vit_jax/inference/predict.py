@@ -153,7 +153,7 @@ def _context(run: TrainedModel, flags: argparse.Namespace) -> Context:
         class_ids=run.class_ids,
         flags=flags,
         vocab=run.vocab,
-        model=run.settings.model.name,
+        model=run.settings.model.name or '',
     )
 
 

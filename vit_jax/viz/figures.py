@@ -312,7 +312,7 @@ def metric_words(name: str) -> str:
     return text if text[:3] in ('chr', 'kNN', 'mIo') else text[:1].upper() + text[1:]
 
 
-def short_rate(value: float, place: int = 0) -> str:
+def short_rate(value: float, place: float = 0) -> str:
     """Format a tick of a rate: `0.8`, `1.5k`; a formatter of Matplotlib's axes."""
     from matplotlib.ticker import EngFormatter
 
