@@ -74,3 +74,16 @@ def test_images_have_no_vocabulary(tmp_path):
 
     with pytest.raises(UserError, match=r"digits train: .* 'source'"):
         vocab.main(['digits', '--output', str(tmp_path / 'v.model')])
+
+
+@pytest.mark.parametrize(
+    ('words', 'expected'),
+    [([], '狗，跑过草地。'), (['--normalization', 'nmt_nfkc'], '狗,跑过草地。')],
+)
+def test_punctuation_of_chinese_stays(tmp_path, words, expected):
+    pairs, path = tmp_path / 'pairs.tsv', tmp_path / 'vocab.model'
+    pairs.write_text('a dog\t狗，跑过草地。\n' * 20, encoding='utf-8')
+    options = ['--field', 'target', '--size', '12', *words, '--out', str(path)]
+    assert main(['vocab', f'text:{pairs}', *options]) == 0
+    vocab = vocabulary.load(path)
+    assert vocab.decode(vocab.encode('狗，跑过草地。')) == expected

@@ -108,6 +108,34 @@ def test_classes_of_lengths_are_corpora_of_their_own(vocab):
         assert result[name] == pytest.approx(sacrebleu.BLEU().corpus_score(*pairs).score)
 
 
+@pytest.mark.parametrize(
+    ('text', 'tokenizer'),
+    [
+        ('一只狗跑过绿色的草地，两个人在公园里下棋。', 'zh'),
+        ('犬が緑の草原を走り、二人の男が公園で遊んでいる。', 'char'),
+        ('สุนัขวิ่งผ่านทุ่งหญ้าสีเขียว', 'char'),
+        ('개가 푸른 풀밭을 가로질러 달린다 그리고 남자', '13a'),
+    ],
+)
+def test_a_copy_is_perfect_in_any_script(text, tokenizer, monkeypatch):
+    monkeypatch.setattr('importlib.util.find_spec', lambda name: None)  # no MeCab
+    evaluator = bleu.Evaluator()
+    evaluator.open(Dataset([{'source': 'a b', 'target': text}], vocabulary.Bytes()))
+    assert f'tok:{tokenizer}' in evaluator.signature
+    evaluator.start()
+    tokens = np.array([[*evaluator._vocab.encode(text), vocabulary.EOS]])
+    evaluator.update({'tokens': tokens}, {'index': np.zeros(1, int)})
+    assert evaluator.result()['bleu'] == pytest.approx(100)
+
+
+def test_tokenizers_can_be_chosen(vocab):
+    evaluator = bleu.Evaluator(tokenize='char')
+    evaluator.open(Dataset([{'source': 'a', 'target': 'b'}], vocab))
+    assert 'tok:char' in evaluator.signature
+    with pytest.raises(UserError, match=r"'zhh'.*zh"):
+        bleu.Evaluator(tokenize='zhh').open(Dataset([{'source': 'a', 'target': 'b'}], vocab))
+
+
 def test_every_pass_starts_anew(vocab):
     evaluator = evaluated(vocab, written=TARGETS)
     assert evaluator.result()['bleu'] == pytest.approx(100)

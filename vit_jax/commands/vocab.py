@@ -40,6 +40,13 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument('--kind', default='unigram', help='kind of model: unigram (default) or bpe')
     parser.add_argument(
+        '--normalization',
+        default='auto',
+        help='normalization rule of characters: nmt_nfkc, nfkc, nmt_nfkc_cf, nfkc_cf or identity, '
+        'which keeps full-width punctuation (default: identity for Chinese and Japanese, else '
+        'nmt_nfkc)',
+    )
+    parser.add_argument(
         '--lower', action='store_true', help="lowercase, for transforms='lower|tokenize'"
     )
     parser.add_argument(
@@ -52,11 +59,18 @@ def main(argv: Sequence[str]) -> int:
     check_output(output, '--out')
     from vit_jax.data import sources, vocabulary
     from vit_jax.data.transforms.text import SIDES
+    from vit_jax.ops.scripts import main_script
     from vit_jax.storage import paths
 
     source = sources.open_source(args.source, args.split)
     fields = args.field or SIDES
-    vocab = vocabulary.train(sentences(source, fields, args.lower), args.size, args.kind)
+    normalization = args.normalization
+    if normalization == 'auto':
+        is_wide = main_script(sentences(source, fields, args.lower)) in ('chinese', 'japanese')
+        normalization = 'identity' if is_wide else 'nmt_nfkc'
+    vocab = vocabulary.train(
+        sentences(source, fields, args.lower), args.size, args.kind, normalization
+    )
     count = pieces = longest = 0
     for sentence in sentences(source, fields, args.lower):
         length = len(vocab.encode(sentence)) + 1

@@ -19,11 +19,12 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from vit_jax import extras
-from vit_jax.errors import UserError, nearest
+from vit_jax.errors import UserError, check_choice, nearest
 from vit_jax.storage import paths, run_folder
 
 PAD, BOS, EOS, UNK = STANDARD_IDS = tuple(range(4))
 KINDS = ('unigram', 'bpe')
+NORMALIZATIONS = ('nmt_nfkc', 'nfkc', 'nmt_nfkc_cf', 'nfkc_cf', 'identity')
 BYTES = 'bytes'  # used in place of a file name
 
 
@@ -205,21 +206,29 @@ def require_kept(folder: pathlib.Path, digest: str | None, config_file: str | No
         )
 
 
-def train(sentences: Iterable[str], size: int, kind: str = 'unigram') -> Vocabulary:
+def train(
+    sentences: Iterable[str],
+    size: int,
+    kind: str = 'unigram',
+    normalization: str = NORMALIZATIONS[0],
+) -> Vocabulary:
     """Learn `size` pieces, including every character of the text.
 
     Args:
       sentences: Sentences in all languages that share the vocabulary.
       size: Number of pieces, including the four special ids.
       kind: `unigram` (Kudo 2018) or `bpe` (Sennrich et al. 2016).
+      normalization: SentencePiece's rule for spellings of the same character: `nmt_nfkc` turns
+        full-width punctuation, as in Chinese, into ASCII; `identity` keeps the text as it is.
 
     Raises:
-      UserError: for an unknown kind, or a size that the text does not allow.
+      UserError: for an unknown kind or rule, or a size that the text does not allow.
     """
     import sentencepiece
 
     if kind not in KINDS:
         raise UserError('vocabulary: ' + nearest('kind', kind, KINDS))
+    check_choice('normalization', normalization, NORMALIZATIONS)
     if size <= (special := len({PAD, BOS, EOS, UNK})):
         raise UserError(f'a vocabulary of {size} pieces: {special} are special ids; raise the size')
     written = io.BytesIO()
@@ -229,6 +238,7 @@ def train(sentences: Iterable[str], size: int, kind: str = 'unigram') -> Vocabul
             model_writer=written,
             vocab_size=size,
             model_type=kind,
+            normalization_rule_name=normalization,
             character_coverage=1.0,
             pad_id=PAD,
             bos_id=BOS,

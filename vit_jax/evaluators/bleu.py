@@ -1,24 +1,31 @@
 """BLEU and chrF of translations, by sacrebleu (Post 2018, arXiv:1804.08771).
 
 BLEU (Papineni et al. 2002) is computed over the corpus on detokenized text, which sacrebleu splits
-into words (`13a`), so that results with different vocabularies are comparable. They are not
-comparable with BLEU of text that was tokenized, or whose compounds were split, beforehand. chrF
+into words, so that results with different vocabularies are comparable: by `13a`, Chinese by `zh`,
+Japanese by `ja-mecab`, and into characters where neither spaces nor a tool separate words. They are
+not comparable with BLEU of text that was tokenized, or whose compounds were split, beforehand. chrF
 follows Popović 2015.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
+import logging
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, check_choice
 from vit_jax.evaluators import base
 from vit_jax.evaluators.base import Arrays, Dataset
 from vit_jax.extras import needed_by
+from vit_jax.ops.scripts import main_script
 
 EXTRA = 'translate'
+# sacrebleu's tokenizers by script, see `main_script`.
+TOKENIZERS = {'spaced': '13a', 'chinese': 'zh', 'japanese': 'ja-mecab', 'unspaced': 'char'}
+_log = logging.getLogger(__name__)
 
 
 class Evaluator(base.Evaluator):
@@ -35,14 +42,18 @@ class Evaluator(base.Evaluator):
         `bleu_1_10`, `bleu_11_20` and `bleu_21_up`. Classes without sentences are omitted.
       reference: Text field with the references: 'target' of a pair of sentences, 'caption' of an
         image.
+      tokenize: Name of a tokenizer of sacrebleu, such as '13a', 'zh' or 'char'; 'auto' chooses one
+        by the script of the references.
     """
 
     predictions = ('tokens',)
 
-    def __init__(self, edges: tuple[int, ...] = (), reference: str = 'target'):
+    def __init__(
+        self, edges: tuple[int, ...] = (), reference: str = 'target', tokenize: str = 'auto'
+    ):
         if list(edges) != sorted({e for e in edges if e > 0}):
             raise UserError(f'edges={edges}: must be increasing numbers of words, such as (10, 20)')
-        self.edges, self.reference = tuple(edges), reference
+        self.edges, self.reference, self.tokenize = tuple(edges), reference, tokenize
         self._texts: Sequence[dict[str, str]] = ()
         self._vocab: Any = None
         self.start()
@@ -59,8 +70,10 @@ class Evaluator(base.Evaluator):
         self._references: dict[str, list[str]] = {}
         for image, target in zip(self._images, targets, strict=True):
             self._references.setdefault(image, []).append(target)
-        references = self._streams(self._references)
-        metric = _sacrebleu().BLEU(lowercase=self._lower, references=references)
+        self._tokenizer = self.tokenize
+        if self.tokenize == 'auto':
+            self._tokenizer = _choose_tokenizer(targets)
+        metric = self._metric(references=self._streams(self._references))
         self.signature = str(metric.get_signature())
 
     def names(self) -> tuple[str, ...]:
@@ -97,7 +110,21 @@ class Evaluator(base.Evaluator):
 
     def _bleu(self, examples: Sequence[int]) -> float:
         hypotheses, references = self._pairs(examples)
-        return _sacrebleu().BLEU(lowercase=self._lower).corpus_score(hypotheses, references).score
+        return self._metric().corpus_score(hypotheses, references).score
+
+    def _metric(self, **options: Any) -> Any:
+        """Make sacrebleu's BLEU.
+
+        Raises:
+          UserError: if sacrebleu has no such tokenizer, or a package for it is missing.
+        """
+        bleu = _sacrebleu().BLEU
+        check_choice('tokenize', self._tokenizer, bleu.TOKENIZERS)
+        try:
+            return bleu(lowercase=self._lower, tokenize=self._tokenizer, **options)
+        except (ImportError, RuntimeError) as error:
+            reason = str(error).strip().split('\n')[0]
+            raise UserError(f'tokenize={self._tokenizer!r}: {reason}') from None
 
     def _pairs(self, examples: Sequence[int]) -> tuple[list[str], list[list[str | None]]]:
         """Return the translation of each image, and its references, see `_streams`."""
@@ -121,6 +148,18 @@ class Evaluator(base.Evaluator):
             f'bleu_{low + 1}_{end}': [i for i in examples if low < length[i] <= high]
             for low, (end, high) in zip((0, *self.edges), ends, strict=True)
         }
+
+
+def _choose_tokenizer(references: Iterable[str]) -> str:
+    """Choose sacrebleu's tokenizer for the script of the references."""
+    script = main_script(references)
+    if script == 'japanese' and importlib.util.find_spec('MeCab') is None:
+        _log.warning(
+            'BLEU of Japanese is computed on characters, since MeCab is not installed; for words, '
+            'install sacrebleu[ja]'
+        )
+        return 'char'
+    return TOKENIZERS[script]
 
 
 def _sacrebleu() -> Any:
