@@ -76,12 +76,18 @@ def test_the_direction_of_unknown_metrics_follows_the_runs(folders) -> None:
     assert comparison.smaller_is_better(histories[1:], 'purity')
 
 
-def test_by_default_all_that_both_evaluate(folders, capsys) -> None:
+def test_by_default_all_that_is_evaluated_first_what_all_have(folders, capsys) -> None:
+    with pathlib.Path(folders[0], 'metrics.jsonl').open('a') as file:
+        file.write(json.dumps({'step': 30, 'a/loss': 1.5}) + '\n')
     assert main(['compare', *folders, '--json']) == 0
-    slow, _ = json.loads(capsys.readouterr().out)
-    assert {k for k in slow if '/' in k} == {
-        *('images/s', 'test/loss', 'bleu/bleu_1_8', 'bleu/bleu_9_up')
-    }
+    slow, fast = json.loads(capsys.readouterr().out)
+    assert [k for k in slow if '/' in k] == [
+        *('images/s', 'test/loss', 'bleu/bleu_1_8', 'bleu/bleu_9_up', 'a/loss')
+    ]
+    assert (slow['a/loss'], fast['a/loss']) == (1.5, None)
+    histories = comparison.read(folders)
+    many = comparison.draw(histories, ['test/loss'] * 11)
+    assert len(many.axes) == 9 and many.get_supxlabel().startswith('2 more')
 
 
 def test_growing_metrics_are_reached_from_below(folders) -> None:

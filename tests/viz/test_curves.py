@@ -59,8 +59,8 @@ def test_courses_are_drawn_before_what_was_measured_once():
     series = {f'test/once_{i}': once for i in range(20)} | {'test/pq': course}
     assert list(curves.panels(series))[:2] == ['pq', 'once_0']
     figure = curves.draw(series, curves.panels(series), 'a run')
-    assert len(figure.axes) == curves.MAX_PANELS
-    assert figure.get_supxlabel().startswith(f'{21 - curves.MAX_PANELS} more')
+    assert len(figure.axes) == figures.MAX_PANELS
+    assert figure.get_supxlabel().startswith(f'{21 - figures.MAX_PANELS} more')
 
 
 def test_a_slow_rate_has_no_prefix(tmp_path):

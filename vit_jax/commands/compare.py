@@ -24,7 +24,7 @@ def main(argv: Sequence[str]) -> int:
         action='append',
         metavar='NAME',
         help="metric such as 'test/accuracy', or a pattern such as 'bleu/*' for the last values of "
-        'all matching metrics; may be repeated (default: the evaluation metrics of all runs)',
+        'all matching metrics; may be repeated (default: all evaluation metrics)',
     )
     parser.add_argument(
         '--reach',
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
     if args.out is not None:
         check_picture(args.out, '--out')
     histories = comparison.read(args.workdirs)
-    metrics = args.metric or comparison.shared_metrics(histories)
+    metrics = args.metric or comparison.evaluation_metrics(histories)
     names = [name for metric in metrics for name in comparison.find_metrics(histories, metric)]
     rows = [row(folder, c, names) for folder, c in zip(args.workdirs, histories, strict=True)]
     if args.reach is not None:

@@ -102,10 +102,12 @@ def find_metrics(histories: Sequence[History], metric: str) -> list[str]:
     return matches
 
 
-def shared_metrics(histories: Sequence[History]) -> list[str]:
-    """Return the evaluation metrics that all runs have, or the loss if there are none."""
-    names = [n for n in histories[0].series if all(n in history.series for history in histories)]
-    return [n for n in names if not n.startswith('train/')] or ['train/loss']
+def evaluation_metrics(histories: Sequence[History]) -> list[str]:
+    """Return the evaluation metrics, those of all runs first, or the loss if there are none."""
+    names = dict.fromkeys(name for history in histories for name in history.series)
+    found = [name for name in names if not name.startswith('train/')]
+    found.sort(key=lambda name: not all(name in history.series for history in histories))
+    return found or ['train/loss']
 
 
 def smaller_is_better(histories: Sequence[History], metric: str) -> bool:
@@ -120,14 +122,15 @@ def smaller_is_better(histories: Sequence[History], metric: str) -> bool:
 def draw(histories: Sequence[History], metrics: Sequence[str], x: str = 'steps') -> Figure:
     """Draw a panel per metric: its history, or for a pattern with `*` the last values as bars.
 
-    Bars with different units get separate panels.
+    Bars with different units get separate panels. A note counts those beyond figures.MAX_PANELS.
 
     Args:
       histories: Runs, each with its own color.
       metrics: Names or patterns.
       x: 'steps' or 'minutes'.
     """
-    panels = [panel for metric in metrics for panel in _panels(histories, metric)]
+    all_panels = [panel for metric in metrics for panel in _panels(histories, metric)]
+    panels = all_panels[: figures.MAX_PANELS]
     columns = 2 if len(panels) in (2, 4) else min(3, len(panels))
     rows = math.ceil(len(panels) / columns)
     figure = Figure(figsize=(5.2 * columns, 3.3 * rows), layout='constrained')
@@ -140,6 +143,8 @@ def draw(histories: Sequence[History], metrics: Sequence[str], x: str = 'steps')
             figures.style(axes, figures.title(metric))
             _draw_histories(axes, histories, metric, x)
         figures.legend(axes)
+    if omitted := len(all_panels) - len(panels):
+        figures.footnote(figure, f'{omitted} more metrics are in the table')
     return figure
 
 

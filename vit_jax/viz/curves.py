@@ -19,7 +19,6 @@ from vit_jax.viz import figures
 
 FIRST = ('loss', 'accuracy', 'lr', 'images_per_sec', 'tokens_per_sec')
 MIXES = ('mixup', 'cutmix')  # keys of `config.task` that mix pairs of training images
-MAX_PANELS = 9
 SMOOTH_FROM = 60  # minimum number of points for smoothing
 
 
@@ -79,7 +78,7 @@ def draw(
 ) -> Figure:
     """Draw one panel per group, at most three in a row; each prefix has one color.
 
-    A note counts the groups beyond the first MAX_PANELS.
+    A note counts the groups beyond the first figures.MAX_PANELS.
 
     Args:
       series: All metrics.
@@ -87,8 +86,8 @@ def draw(
       title: Title above all panels.
       remarks: {metric: text} for the legend.
     """
-    omitted = len(groups) - MAX_PANELS
-    groups = dict(itertools.islice(groups.items(), MAX_PANELS))
+    omitted = len(groups) - figures.MAX_PANELS
+    groups = dict(itertools.islice(groups.items(), figures.MAX_PANELS))
     columns = 2 if len(groups) in (2, 4) else min(3, len(groups))
     rows = math.ceil(len(groups) / columns)
     layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1, wspace=0.02, hspace=0.04)
@@ -107,8 +106,7 @@ def draw(
         _scale(axes, key, last, bottom=i + columns >= len(groups))
         figures.legend(axes)
     if omitted > 0:
-        note = f'{omitted} more metrics are in {run_folder.METRICS}'
-        figure.supxlabel(note, x=0.01, ha='left', fontsize=9, color=figures.FAINT)
+        figures.footnote(figure, f'{omitted} more metrics are in {run_folder.METRICS}')
     return figure
 
 

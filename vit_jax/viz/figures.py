@@ -62,6 +62,7 @@ METRIC_WORDS = {
 }
 # Units of metrics; metrics with the same unit share an axis.
 UNITS = ('accuracy', 'loss', 'perplexity', 'bleu', 'chrf', 'psnr', 'shot', 'ap', 'ar', 'pq')
+MAX_PANELS = 9  # most panels of a figure
 REPEAT_SHIFT = 0.3  # shift of the color for another object of a class, in classes
 _UNLABELED = re.compile(r'_(child|container)\d+|_nolegend_')
 _formulas: weakref.WeakSet[Text] = weakref.WeakSet()
@@ -102,6 +103,11 @@ def heading(figure: Figure | SubFigure, text: str, size: float = 11, **style: An
     text = wrap(text, width * figure.bbox.width / figure.dpi, size)
     style = {'x': 0.01, 'ha': 'left', 'color': INK, **style}
     figure.suptitle(text, fontsize=size, **style)
+
+
+def footnote(figure: Figure, text: str) -> None:
+    """Write a note below a figure, on the left."""
+    figure.supxlabel(text, x=0.01, ha='left', fontsize=9, color=FAINT)
 
 
 def wrap(text: str, inches: float, points: float) -> str:
