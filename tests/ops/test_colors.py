@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from vit_jax.ops import colors as lib
+from vit_jax.ops import fidelity
 
 NAMES = ('to_linear', 'from_linear', 'to_gray', 'rgb_to_lab', 'lab_to_linear')
-NAMES += ('colorize', 'to_bytes', 'colorfulness', 'psnr')
+NAMES += ('colorize', 'to_bytes')
 colors = types.SimpleNamespace(**{name: jax.jit(getattr(lib, name)) for name in NAMES})
 RNG = np.random.default_rng(0)
 RGB = RNG.uniform(size=(500, 3)).astype(np.float32)
@@ -116,11 +117,20 @@ def test_colorfulness():
     """By hand: rg = (255, -255), yb = 127.5 in both halves of a red and green image."""
     image = np.zeros((4, 4, 3), np.float32)
     image[:, :2, 0], image[:, 2:, 1] = 1, 1
-    assert colors.colorfulness(image) == pytest.approx(255 + 0.3 * 127.5)
-    assert colors.colorfulness(np.full((2, 4, 4, 3), 0.3, np.float32)).tolist() == [0, 0]
+    assert fidelity.colorfulness(image) == pytest.approx(255 + 0.3 * 127.5)
+    assert fidelity.colorfulness(np.full((2, 4, 4, 3), 0.3, np.float32)).tolist() == [0, 0]
 
 
-def test_psnr():
+@pytest.mark.parametrize('xp', [np, jnp])
+def test_psnr(xp):
     image = RNG.uniform(size=(2, 4, 4, 3)).astype(np.float32)
-    found = colors.psnr(image, image + np.array([0, 0.1], np.float32)[:, None, None, None])
-    np.testing.assert_allclose(found, [100, 20], rtol=1e-4)
+    noisy = image + np.array([0, 0.1], np.float32)[:, None, None, None]
+    ratios = fidelity.psnr(xp.asarray(image), xp.asarray(noisy))
+    assert isinstance(ratios, np.ndarray if xp is np else jax.Array)
+    np.testing.assert_allclose(ratios, [100, 20], rtol=1e-4)
+    scaled = fidelity.psnr(255 * xp.asarray(image), 255 * xp.asarray(noisy), peak=255, floor=0)
+    np.testing.assert_allclose(scaled, [np.inf, 20], rtol=1e-4)
+    left = np.arange(4)[:, None] < 2
+    noisy[1, :, 2:] = image[1, :, 2:] + 0.2
+    halves = fidelity.psnr(xp.asarray(image), xp.asarray(noisy), where=xp.asarray(left))
+    np.testing.assert_allclose(halves, [100, 20], rtol=1e-4)

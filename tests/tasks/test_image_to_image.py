@@ -15,7 +15,7 @@ from vit_jax import __main__ as cli
 from vit_jax import step
 from vit_jax.errors import UserError
 from vit_jax.evaluators import restoration
-from vit_jax.ops import colors, terms
+from vit_jax.ops import colors, fidelity, terms
 from vit_jax.tasks import generate
 from vit_jax.tasks.image_to_image import Task
 
@@ -110,10 +110,10 @@ def test_the_evaluator_has_the_numbers_of_the_colors():
     images = samples, BYTES, gray.repeat(3, axis=-1), BYTES[:, None].repeat(2, axis=1)
     floats = [x.astype(np.float32) / 255 for x in images]
     expected = {
-        'psnr': colors.psnr(floats[0], floats[3]).mean(),
-        'psnr_of_given': colors.psnr(floats[2], floats[1]).mean(),
-        'colorfulness': colors.colorfulness(floats[0]).mean(),
-        'true_colorfulness': colors.colorfulness(floats[1]).mean(),
+        'psnr': fidelity.psnr(floats[0], floats[3]).mean(),
+        'psnr_of_given': fidelity.psnr(floats[2], floats[1]).mean(),
+        'colorfulness': fidelity.colorfulness(floats[0]).mean(),
+        'true_colorfulness': fidelity.colorfulness(floats[1]).mean(),
     }
     assert found == pytest.approx({k: float(v) for k, v in expected.items()}, rel=1e-5)
     evaluator.update({**made, 'finite': np.array([[True, False]])}, {})

@@ -10,6 +10,7 @@ from vit_jax.array_types import Float, UInt8
 from vit_jax.errors import UserError
 from vit_jax.evaluators import base
 from vit_jax.evaluators.base import Arrays
+from vit_jax.ops import fidelity
 
 Images = UInt8[np.ndarray, '*B H W C']
 
@@ -36,9 +37,10 @@ class Evaluator(base.Evaluator):
             raise UserError("the task does not restore images: evaluate a run of 'image_to_image'")
         samples, originals = predictions['samples'], predictions['image']
         self._finite &= bool(np.all(predictions.get('finite', True)))
+        floats = originals.astype(np.float64)
         metrics = (
-            psnr(samples, originals[:, None]).mean(1),
-            psnr(predictions['given'], originals),
+            fidelity.psnr(samples, floats[:, None], peak=255).mean(1),
+            fidelity.psnr(predictions['given'], floats, peak=255),
             colorfulness(samples).mean(1),
             colorfulness(originals),
         )
@@ -55,17 +57,8 @@ class Evaluator(base.Evaluator):
         return 'psnr', 'psnr_of_given', 'colorfulness', 'true_colorfulness'
 
 
-def psnr(a: UInt8[np.ndarray, '...'], b: UInt8[np.ndarray, '...']) -> Float[np.ndarray, '*B']:
-    """Peak signal-to-noise ratio in dB of images [*B H W C]; 100 for equal images."""
-    error = np.square((a.astype(np.float64) - b) / 255).mean((-3, -2, -1))
-    return -10 * np.log10(np.maximum(error, 1e-10))
-
-
 def colorfulness(images: Images) -> Float[np.ndarray, '*B']:
-    """M3 of Hasler and Suesstrunk, 2003, section 6; see `ops.colors.colorfulness`."""
+    """Compute `ops.fidelity.colorfulness`; 0 for images with one channel."""
     if images.shape[-1] == 1:
         return np.zeros(images.shape[:-3])
-    red, green, blue = (images[..., i].astype(np.float64) for i in range(3))
-    opponents = np.stack([red - green, (red + green) / 2 - blue], axis=-1)
-    std, mean = (np.hypot(*np.moveaxis(f(opponents, (-3, -2)), -1, 0)) for f in (np.std, np.mean))
-    return std + 0.3 * mean
+    return fidelity.colorfulness(images.astype(np.float64), peak=255)

@@ -27,7 +27,7 @@ from vit_jax.inference.colorize import check_size, check_task
 from vit_jax.inference.images import photo_reader
 from vit_jax.inference.load import open_run
 from vit_jax.interop.trained import TrainedModel
-from vit_jax.ops import colors
+from vit_jax.ops import colors, fidelity
 from vit_jax.runtime import mesh
 
 Images = UInt8[np.ndarray, 'B H W 3']
@@ -120,8 +120,8 @@ def _measure(
     ab = colors.rgb_to_lab(sampled / jnp.float32(255))[..., 1:]
     image = colors.colorize(gray, jax.image.resize(ab, (*gray.shape[:3], 2), 'bilinear'))
     return colors.to_bytes(image), {
-        'psnr': colors.psnr(image, rgb),
-        'psnr_of_grey': colors.psnr(jnp.broadcast_to(gray, rgb.shape), rgb),
-        'colorfulness': colors.colorfulness(image),
-        'true_colorfulness': colors.colorfulness(rgb),
+        'psnr': fidelity.psnr(image, rgb),
+        'psnr_of_grey': fidelity.psnr(jnp.broadcast_to(gray, rgb.shape), rgb),
+        'colorfulness': fidelity.colorfulness(image),
+        'true_colorfulness': fidelity.colorfulness(rgb),
     }

@@ -84,8 +84,7 @@ def colorize(gray: Float[Values, '*B 1'], ab: Float[Values, '*B 2']) -> Float[Ar
     """Return sRGB with the luminance of `gray` and the colors `ab`, as far as the gamut allows.
 
     A color outside of the gamut is moved toward the gray of the same luminance until it is inside:
-      it
-    loses saturation, but keeps luminance and dominant wavelength.
+    it loses saturation, but keeps luminance and dominant wavelength.
     """
     light = to_linear(gray)
     lightness = 116 * _lab_curve(light) - 16
@@ -98,23 +97,6 @@ def colorize(gray: Float[Values, '*B 1'], ab: Float[Values, '*B 2']) -> Float[Ar
 def to_bytes(values: Float[Values, '*B']) -> UInt8[Array, '*B']:
     """Round sRGB in [0, 1] to the nearest of 0..255."""
     return jnp.round(jnp.clip(values, 0, 1) * 255).astype(jnp.uint8)
-
-
-def colorfulness(rgb: Float[Values, '*B H W 3']) -> Float[Array, '*B']:
-    """Colorfulness of images: about 0 (gray) to 110, on the scale of bytes.
-
-    M3 of Hasler and Suesstrunk, "Measuring colorfulness in natural images", 2003, section 6.
-    """
-    red, green, blue = (255 * rgb[..., i] for i in range(3))
-    opponents = jnp.stack([red - green, (red + green) / 2 - blue], axis=-1)
-    std, mean = (jnp.linalg.norm(f(opponents, axis=(-3, -2)), axis=-1) for f in (jnp.std, jnp.mean))
-    return std + 0.3 * mean
-
-
-def psnr(a: Float[Values, '*B H W C'], b: Float[Values, '*B H W C']) -> Float[Array, '*B']:
-    """Peak signal-to-noise ratio in dB of images in [0, 1]; 100 for equal images."""
-    error = jnp.square(a - b).mean(axis=(-3, -2, -1))
-    return -10 * jnp.log10(jnp.maximum(error, 1e-10))
 
 
 def _weighted_sum(channels: Values, weights: np.ndarray) -> Array:
@@ -185,8 +167,7 @@ def soft_encode(
     """
     closeness, bins = jax.lax.top_k(-_distances(ab), NEIGHBORS)
     # XLA would merge a caller's slice of the bins with `top_k`'s own and sort all of them. A
-    # barrier
-    # for both results at once crashes its compiler under `jax.pmap` on CPUs.
+    # barrier for both results at once crashes its compiler under `jax.pmap` on CPUs.
     bins = jax.lax.optimization_barrier(bins)
     return bins, jax.nn.softmax(closeness / (2 * SIGMA**2), axis=-1)
 

@@ -16,7 +16,7 @@ from jax import Array
 
 from vit_jax.array_types import Float, Int64
 from vit_jax.errors import UserError
-from vit_jax.ops import colors, sequences
+from vit_jax.ops import colors, fidelity, sequences
 from vit_jax.ops.terms import Term, hits
 from vit_jax.storage import paths
 from vit_jax.tasks import base
@@ -73,10 +73,10 @@ class Task(base.Task):
         outputs, truth = self.outputs(apply, batch), self._rgb(batch)
         predicted, gray = self._colorize(outputs, batch), self._gray(batch)
         images = {
-            'psnr': colors.psnr(predicted, truth),
-            'psnr_of_grey': colors.psnr(jnp.broadcast_to(gray, truth.shape), truth),
-            'colorfulness': colors.colorfulness(predicted),
-            'true_colorfulness': colors.colorfulness(truth),
+            'psnr': fidelity.psnr(predicted, truth),
+            'psnr_of_grey': fidelity.psnr(jnp.broadcast_to(gray, truth.shape), truth),
+            'colorfulness': fidelity.colorfulness(predicted),
+            'true_colorfulness': fidelity.colorfulness(truth),
         }
         terms, mask = self.loss(outputs, batch), self.mask(batch)
         return {

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from PIL import Image
 
 from vit_jax.array_types import Float, UInt8
-from vit_jax.ops import colors
+from vit_jax.ops import colors, fidelity
 from vit_jax.viz import base, figures
 from vit_jax.viz.batch import Panels
 from vit_jax.viz.photo import Context, Fields, Photo
@@ -36,9 +35,9 @@ class Viz(base.Viz):
         """
         row = {'colorfulness': _colorfulness(prediction['image'])}
         if figures.has_colors(photo.original):
-            error = np.square((prediction['image'] - photo.image.astype(np.float64)) / 255).mean()
             row['true_colorfulness'] = _colorfulness(photo.image)
-            row['psnr'] = float(-10 * np.log10(max(error, 1e-10)))
+            originals = photo.image.astype(np.float64)
+            row['psnr'] = float(fidelity.psnr(prediction['image'], originals, peak=255))
         return [row]
 
     def image(self, prediction: Fields, photo: Photo, context: Context) -> Picture:
@@ -55,7 +54,7 @@ class Viz(base.Viz):
 
 
 def _colorfulness(image: Picture) -> float:
-    return float(colors.colorfulness(jnp.asarray(image / 255.0, jnp.float32)))
+    return float(fidelity.colorfulness((image / 255).astype(np.float32)))
 
 
 def color_file(ab: Float[np.ndarray, 'H W 2'], photo: Photo) -> Picture:

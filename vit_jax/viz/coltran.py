@@ -10,11 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.array_types import Float, UInt8
-from vit_jax.ops import colors
+from vit_jax.ops import colors, fidelity
 from vit_jax.ops.colors import to_luma
 from vit_jax.viz import base, colorize, figures
 from vit_jax.viz.batch import Panels
 from vit_jax.viz.photo import Context, Fields, Photo
+
+EQUAL = 1e-6 / 255**2  # mean squared error that counts as none
 
 
 class Viz(base.Viz):
@@ -74,8 +76,7 @@ def psnr(image: UInt8[np.ndarray, 'H W 3'], photo: Photo) -> float | None:
     """Peak signal-to-noise ratio in dB to the photo; None if it is gray."""
     if not figures.has_colors(photo.image):
         return None
-    error = np.square(image.astype(np.float32) - photo.image).mean()
-    return float(10 * np.log10(255**2 / max(error, 1e-6)))
+    return float(fidelity.psnr(image.astype(np.float32), photo.image, peak=255, floor=EQUAL))
 
 
 def to_gray(image: UInt8[np.ndarray, 'H W C']) -> UInt8[np.ndarray, 'H W 3']:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.ops import colors
+from vit_jax.ops import fidelity
 from vit_jax.viz import coltran, figures, generate
 from vit_jax.viz.base import Picture
 from vit_jax.viz.batch import Panels
@@ -23,7 +23,7 @@ class Viz(generate.Viz):
         return [
             {
                 'sample': i,
-                'psnr': None if is_gray_file else float(colors.psnr(sample / 255, original)),
+                'psnr': None if is_gray_file else float(fidelity.psnr(sample / 255, original)),
             }
             for i, sample in enumerate(prediction['samples'])
         ]

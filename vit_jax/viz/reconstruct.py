@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import math
 from typing import Any
 
 import numpy as np
 
 from vit_jax.array_types import Float, UInt8
 from vit_jax.errors import UserError
+from vit_jax.ops import fidelity
 from vit_jax.viz import base
 from vit_jax.viz.batch import Panels
 from vit_jax.viz.photo import Context, Fields, Photo
@@ -54,8 +54,8 @@ def psnr(prediction: Fields, photo: Photo) -> float | None:
     if not hidden.any():
         return None
     guess = np.clip(prediction['reconstruction'], 0, 1)
-    error = np.square(guess - photo.image / 255.0)[hidden].mean()
-    return math.inf if error == 0 else float(-10 * np.log10(error))
+    where = hidden[..., None]
+    return float(fidelity.psnr(guess, photo.image / 255.0, floor=0.0, where=where))
 
 
 def enlarge_mask(mask: Float[np.ndarray, 'h w'], photo: Photo) -> Any:
