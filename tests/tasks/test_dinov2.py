@@ -20,8 +20,9 @@ from vit_jax.runtime import sharding
 from vit_jax.step import Optimizer, Training, init_state, init_variables, make_train_step
 from vit_jax.tasks import base
 from vit_jax.tasks import dinov2 as dinov2_task
+from vit_jax.tasks._views import fold, unfold
 from vit_jax.tasks.base import FrozenModel
-from vit_jax.tasks.dinov2 import GRAM, Task, fold, unfold
+from vit_jax.tasks.dinov2 import GRAM, Task
 
 B, G, L, K, N, D = 6, 2, 3, 16, 9, 8
 MODEL = dinov2.Model(

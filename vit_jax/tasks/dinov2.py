@@ -19,26 +19,22 @@ from jax.scipy.special import entr
 
 from vit_jax.array_types import Float
 from vit_jax.errors import UserError, check_choice
-from vit_jax.ops import resize, self_distillation, sequences
-from vit_jax.ops.sequences import Normalization
+from vit_jax.ops import resize, self_distillation
 from vit_jax.ops.terms import Term
-from vit_jax.tasks import base
+from vit_jax.tasks import _views
+from vit_jax.tasks._views import fold, unfold
 from vit_jax.tasks.base import Apply, Batch, Sums
 
-GLOBAL = ('image', 'second_image')
-LOCAL = 'local_image'
 LARGE = 'large_image'
 GRAM = 'gram_teacher'
 SHOWN = 3  # prototypes per image in `predict`
 
 
 @dataclasses.dataclass(frozen=True)
-class Task(base.Task):
+class Task(_views.Views):
     """From each crop, the student predicts the teacher's prototypes of the other global crops.
 
-    In training, `image` holds global crops [B G H W C] from the transform `views`, `second_image`
-    optional further ones with different transforms, and `local_image` smaller local crops. In
-    evaluation, `image` holds whole images.
+    See `Views` for the batch.
 
     In long training or on few images, patch features can degrade while image features still
     improve. `gram` then anchors patch similarities to a frozen model, such as an earlier
@@ -59,9 +55,6 @@ class Task(base.Task):
       gram_teacher: Checkpoint of the Gram teacher, a ViT that `vit_jax.load` reads.
       gram_size: Height and width of the Gram teacher's images; 0 for the checkpoint's.
       gram_negatives: Treatment of negative similarities: 'kept', 'cut' or 'cut_of_teacher'.
-      value_range: Range to which bytes 0..255 are scaled for the model.
-      mean, std: Normalization of each channel of images in [0, 1]; empty for `value_range`.
-      patches: Whether `predict` also returns patch tokens, for pictures.
     """
 
     student_temp: float = 0.1
@@ -77,14 +70,9 @@ class Task(base.Task):
     gram_teacher: str = ''
     gram_size: int = 0
     gram_negatives: str = 'kept'
-    value_range: tuple[float, float] = (-1.0, 1.0)
-    mean: tuple[float, ...] = ()
-    std: tuple[float, ...] = ()
-    patches: bool = False
 
     rngs = ('dropout', 'mask')
-    couples_rows = True
-    inert = (*base.Task.inert, 'gram_teacher')
+    inert = (*_views.Views.inert, 'gram_teacher')
 
     def __post_init__(self) -> None:
         for key in ('student_temp', 'teacher_temp', 'first_teacher_temp'):
@@ -96,13 +84,7 @@ class Task(base.Task):
         low, high = self.mask_ratios
         self.require('mask_ratios', 0 <= low <= high < 1, 'in order within [0, 1)')
         check_choice('config.task.gram_negatives', self.gram_negatives, self_distillation.NEGATIVES)
-        is_whole = len(self.std) == len(self.mean) and min(self.std, default=1) > 0
-        self.require('std', is_whole, 'positive, and given with mean for as many channels')
-
-    @property
-    def normalization(self) -> Normalization | None:
-        """Mean and standard deviation of images, if set."""
-        return (self.mean, self.std) if self.std else None
+        super().__post_init__()
 
     @property
     def frozen(self) -> Mapping[str, str]:
@@ -113,10 +95,6 @@ class Task(base.Task):
     def frozen_sizes(self) -> Mapping[str, tuple[int, int]]:
         """Image size of the Gram teacher, if set."""
         return {GRAM: (self.gram_size, self.gram_size)} if self.gram_size else {}
-
-    def inputs(self, batch: Batch) -> tuple[Float[Array, 'B H W C']]:
-        """Return whole images, or the first global crops."""
-        return (self._global(batch)[:, 0],)
 
     def outputs(self, apply: Apply, batch: Batch) -> dict[str, Any]:
         """Compute scores of teacher and student, and the student's features.
@@ -133,21 +111,15 @@ class Task(base.Task):
           UserError: if local crops were cut from global ones, or the Gram teacher is missing or has
             a different number of patches.
         """
-        if LOCAL in batch and batch[LOCAL].ndim != 5:
-            raise UserError(
-                f'config.data.transforms: put the views of {LOCAL} before the views of image, '
-                'which replace the image'
-            )
-        crops = self._global(batch)
+        crops, local = self.global_views(batch), self.local_views(batch)
         rows, masked = len(crops), min(self.masked, crops.shape[1])
         masks = apply(crops, method='block_masks', masked=masked, ratios=self.mask_ratios)
         folded, hidden = fold(crops), fold(masks.hidden)
         teacher = apply.average(folded, places=masks.places)
         student = apply(folded, hidden=hidden, places=masks.places)
         scores = [unfold(student['scores'], rows)]
-        if LOCAL in batch:
-            local = self._scale(fold(batch[LOCAL]))
-            scores.append(unfold(apply(local)['scores'], rows))
+        if local is not None:
+            scores.append(unfold(apply(fold(local))['scores'], rows))
         temp = optax.linear_schedule(self.first_teacher_temp, self.teacher_temp, self.warmup)
         anchored = {}
         if self.gram and apply.train:
@@ -215,22 +187,11 @@ class Task(base.Task):
         outputs = apply(*self.inputs(batch))
         probs = jax.nn.softmax(outputs['scores'] / self.teacher_temp)
         probability, prototype = jax.lax.top_k(probs, min(SHOWN, probs.shape[-1]))
-        patches = {'patches': outputs['patches'].astype(jnp.float32)} if self.patches else {}
         return {
-            'features': outputs['pre_logits'].astype(jnp.float32),
+            **self.features(outputs),
             'prototype': prototype,
             'probability': probability,
-            **patches,
         }
-
-    def _global(self, batch: Batch) -> Float[Array, 'B G H W C']:
-        """Return scaled global crops; a whole image counts as one."""
-        views = [batch[name] for name in GLOBAL if name in batch]
-        crops = [x if x.ndim == 5 else x[:, None] for x in views]
-        return self._scale(jnp.concatenate(crops, axis=1))
-
-    def _scale(self, images: Array) -> Array:
-        return sequences.to_range(images, self.value_range, self.normalization)
 
     def _gram_losses(
         self, apply: Apply, batch: Batch, size: tuple[int, int], patches: Float[Array, 'R N D']
@@ -246,7 +207,7 @@ class Task(base.Task):
         if GRAM not in apply.frozen:
             raise UserError('config.task.gram_teacher: the teacher is only loaded in training')
         model, side = self.frozen_models[GRAM], math.isqrt(math.prod(size) // patches.shape[1])
-        crops = fold(batch[LARGE] if LARGE in batch else self._global(batch))
+        crops = fold(batch[LARGE] if LARGE in batch else self.global_views(batch))
         if len(crops) != len(patches):
             raise UserError(
                 f'config.data.transforms: {LARGE} and image need the same number of views'
@@ -267,7 +228,7 @@ class Task(base.Task):
         """Convert bytes or scaled images to [0, 1]."""
         low, high = self.value_range
         mean, std = self.normalization or ((-low / (high - low),), (1 / (high - low),))
-        return self._scale(images) * jnp.asarray(std) + jnp.asarray(mean)
+        return self.scale(images) * jnp.asarray(std) + jnp.asarray(mean)
 
     def _check_crops(self, crops: int) -> None:
         if crops < 2:
@@ -323,13 +284,3 @@ def resize_features(
     maps = patches.astype(jnp.float32).reshape(len(patches), *old, -1)
     maps = jnp.einsum('ai,bj,rijd->rabd', rows, columns, maps, precision='highest')
     return maps.reshape(len(patches), math.prod(new), -1)
-
-
-def fold(x: Array) -> Array:
-    """Merge views into rows, [B V ...] -> [B V, ...], keeping views of an example adjacent."""
-    return x.reshape(-1, *x.shape[2:])
-
-
-def unfold(x: Array, rows: int) -> Array:
-    """Invert `fold` for `rows` examples."""
-    return x.reshape(rows, -1, *x.shape[1:])

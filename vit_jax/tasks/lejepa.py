@@ -15,61 +15,38 @@ import jax.numpy as jnp
 from jax import Array
 
 from vit_jax.array_types import Float
-from vit_jax.errors import UserError
-from vit_jax.ops import sequences
-from vit_jax.ops.sequences import Normalization
 from vit_jax.ops.terms import Term
-from vit_jax.tasks import base
+from vit_jax.tasks import _views
+from vit_jax.tasks._views import fold, unfold
 from vit_jax.tasks.base import Apply, Batch, Sums
-from vit_jax.tasks.dinov2 import GLOBAL, LOCAL, fold, unfold
 
 
 @dataclasses.dataclass(frozen=True)
-class Task(base.Task):
+class Task(_views.Views):
     """Distance of views to the mean of the global ones, and SIGReg of their projections.
 
-    In training, `image` holds global crops [B G H W C] from the transform `views`, `second_image`
-    optional further ones, and `local_image` smaller local crops. In evaluation, `image` holds whole
-    images.
+    See `Views` for the batch.
 
     Attributes:
       sigreg: Weight of SIGReg, and one minus the weight of the distance.
       directions: Number of random directions, new at each step.
       knots: Number of points in [0, span] at which characteristic functions are compared.
       span: Largest argument of the characteristic functions.
-      value_range: Range to which bytes 0..255 are scaled for the model.
-      mean, std: Normalization of each channel of images in [0, 1]; empty for `value_range`.
-      patches: Whether `predict` also returns patch tokens, for pictures.
     """
 
     sigreg: float = 0.02
     directions: int = 1024
     knots: int = 17
     span: float = 3.0
-    value_range: tuple[float, float] = (-1.0, 1.0)
-    mean: tuple[float, ...] = ()
-    std: tuple[float, ...] = ()
-    patches: bool = False
 
     rngs = ('dropout', 'directions')
-    couples_rows = True
 
     def __post_init__(self) -> None:
         self.require('sigreg', 0 <= self.sigreg <= 1, 'from 0 to 1')
         self.require('directions', self.directions >= 1, 'at least 1')
         self.require('knots', self.knots >= 2, 'at least 2')
         self.require('span', self.span > 0, 'positive')
-        is_whole = len(self.std) == len(self.mean) and min(self.std, default=1) > 0
-        self.require('std', is_whole, 'positive, and given with mean for as many channels')
-
-    @property
-    def normalization(self) -> Normalization | None:
-        """Mean and standard deviation of images, if set."""
-        return (self.mean, self.std) if self.std else None
-
-    def inputs(self, batch: Batch) -> tuple[Float[Array, 'B H W C']]:
-        """Return whole images, or the first global crops."""
-        return (self._global(batch)[:, 0],)
+        super().__post_init__()
 
     def outputs(self, apply: Apply, batch: Batch) -> dict[str, Any]:
         """Project all views, and the projections onto random directions.
@@ -82,20 +59,15 @@ class Task(base.Task):
         Raises:
           UserError: if local crops were cut from global ones.
         """
-        if LOCAL in batch and batch[LOCAL].ndim != 5:
-            raise UserError(
-                f'config.data.transforms: put the views of {LOCAL} before the views of image, '
-                'which replace the image'
-            )
-        crops = self._global(batch)
-        rows, views = len(crops), crops.shape[1]
+        crops, local = self.global_views(batch), self.local_views(batch)
+        rows, count = len(crops), crops.shape[1]
         projected = [unfold(apply(fold(crops))['projected'], rows)]
-        if LOCAL in batch:
-            projected.append(unfold(apply(fold(self._scale(batch[LOCAL])))['projected'], rows))
+        if local is not None:
+            projected.append(unfold(apply(fold(local))['projected'], rows))
         every = jnp.concatenate(projected, axis=1)
         directions = apply(self.directions, method='directions')
         slices = jnp.matmul(every, directions, precision='highest')
-        return {'projected': every, 'center': every[:, :views].mean(1), 'slices': slices}
+        return {'projected': every, 'center': every[:, :count].mean(1), 'slices': slices}
 
     def loss(self, outputs: dict[str, Any], batch: Batch) -> dict[str, Term]:
         """Compute the distance to the center, and SIGReg over the global batch."""
@@ -118,23 +90,6 @@ class Task(base.Task):
         squares = jnp.square(projected).mean(-1)
         metrics = {'loss': (squares + math.log(2 * math.pi)) / 2, 'second_moment': squares}
         return {name: ((values * mask).sum(), mask.sum()) for name, values in metrics.items()}
-
-    def predict(self, apply: Apply, batch: Batch) -> dict[str, jax.Array]:
-        """Return `features` [B D], and `patches` [B N D] if asked for."""
-        outputs = apply(*self.inputs(batch))
-        predictions = {'features': outputs['pre_logits'].astype(jnp.float32)}
-        if self.patches:
-            predictions['patches'] = outputs['patches'].astype(jnp.float32)
-        return predictions
-
-    def _global(self, batch: Batch) -> Float[Array, 'B G H W C']:
-        """Return scaled global crops; a whole image counts as one."""
-        views = [batch[name] for name in GLOBAL if name in batch]
-        crops = [x if x.ndim == 5 else x[:, None] for x in views]
-        return self._scale(jnp.concatenate(crops, axis=1))
-
-    def _scale(self, images: Array) -> Array:
-        return sequences.to_range(images, self.value_range, self.normalization)
 
 
 def sigreg(
