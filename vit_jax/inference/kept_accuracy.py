@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from vit_jax.array_types import Int, UInt8
-from vit_jax.data import splits
+from vit_jax.data import numbering
 from vit_jax.data.records import SourceInfo
 from vit_jax.errors import UserError
 from vit_jax.evaluators import base
@@ -49,14 +49,14 @@ class Evaluator(base.Evaluator):
         """Raise UserError if the classes of the data and the classifier differ."""
         names, data_info = self._model.class_names, dataset.info
         model_info = SourceInfo(len(names), names)
-        numbers = splits.class_numbers(data_info, model_info, 'the data')
-        if numbers is None or splits.ABSENT in numbers:
+        numbers = numbering.class_numbers(data_info, model_info, 'the data')
+        if numbers is None or numbering.ABSENT in numbers:
             raise UserError(
                 f'the classifier {self._path} has {model_info.num_classes} '
-                f'classes{splits.in_brackets(model_info, data_info)}, which are not the '
-                f'{data_info.num_classes}{splits.in_brackets(data_info, model_info)} of the data'
+                f'classes{numbering.in_brackets(model_info, data_info)}, which are not the '
+                f'{data_info.num_classes}{numbering.in_brackets(data_info, model_info)} of the data'
             )
-        if note := splits.renumbering_remark(data_info, model_info, numbers):
+        if note := numbering.renumbering_remark(data_info, model_info, numbers):
             _log.warning('%s: %s', dataset.source.title, note)
         self._numbers = numbers
         self._source = dataset.source

@@ -20,7 +20,7 @@ from vit_jax.config import objects
 from vit_jax.config.load import to_inference
 from vit_jax.config.run import Data, Inference, Model, Task
 from vit_jax.config.schema import make
-from vit_jax.data import splits, vocabulary
+from vit_jax.data import numbering, vocabulary
 from vit_jax.data.batches import Spec
 from vit_jax.data.records import SourceInfo
 from vit_jax.errors import UserError
@@ -335,18 +335,19 @@ def class_order(trained: TrainedModel, classes: SourceInfo) -> ClassOrder | None
     checkpoint_classes = trained.classes
     if checkpoint_classes is None or not classes.num_classes:
         return None
-    numbers = splits.class_numbers(classes, checkpoint_classes, 'config.data')
-    if numbers is None and not splits.have_comparable_names(classes, checkpoint_classes):
+    numbers = numbering.class_numbers(classes, checkpoint_classes, 'config.data')
+    if numbers is None and not numbering.have_comparable_names(classes, checkpoint_classes):
         return None
-    if numbers is None or splits.ABSENT in numbers:
+    if numbers is None or numbering.ABSENT in numbers:
         return ClassOrder(
             None,
-            f'the checkpoint has different classes{splits.in_brackets(checkpoint_classes, classes)}'
-            f' than the data{splits.in_brackets(classes, checkpoint_classes)}',
+            'the checkpoint has different classes'
+            f'{numbering.in_brackets(checkpoint_classes, classes)}'
+            f' than the data{numbering.in_brackets(classes, checkpoint_classes)}',
         )
     if np.array_equal(numbers, np.arange(len(numbers))):
         return None
-    names = splits.first_names(checkpoint_classes.class_names)
+    names = numbering.first_names(checkpoint_classes.class_names)
     return ClassOrder(numbers, f'its classes ({names}) are reordered by name as in the data')
 
 

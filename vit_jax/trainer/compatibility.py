@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.config import defaults
 from vit_jax.config.load import from_dict
-from vit_jax.data import splits
+from vit_jax.data import numbering
 from vit_jax.data.batches import ArraySpec
 from vit_jax.data.dataset import Dataset
 from vit_jax.data.records import SourceInfo
@@ -94,19 +94,20 @@ def require_classes(trained: TrainedModel, where: str, data: Dataset) -> None:
     if info.num_classes == classes.num_classes:
         if same_names or not (info.has_names and classes.has_names):
             return
-        if not splits.have_comparable_names(info, classes):
+        if not numbering.have_comparable_names(info, classes):
             _log.warning(
                 '%s: its classes%s are matched with the classes of the model%s by number, since '
                 'one side names classes by WordNet ids',
-                *(data.source.title, splits.in_brackets(info, classes)),
-                splits.in_brackets(classes, info),
+                *(data.source.title, numbering.in_brackets(info, classes)),
+                numbering.in_brackets(classes, info),
             )
             return
     raise UserError(
         f'{where}: {data.source.title} has {info.num_classes} '
-        f'classes{splits.in_brackets(info, classes)}, the model has '
-        f'{classes.num_classes}{splits.in_brackets(classes, info)}; evaluate it on data with these '
-        'classes, with an evaluator that learns, such as knn, or fine-tune it by config.init.from'
+        f'classes{numbering.in_brackets(info, classes)}, the model has '
+        f'{classes.num_classes}{numbering.in_brackets(classes, info)}; evaluate it on data with '
+        'these classes, with an evaluator that learns, such as knn, or fine-tune it by '
+        'config.init.from'
     )
 
 

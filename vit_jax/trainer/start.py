@@ -15,7 +15,7 @@ import numpy as np
 from vit_jax.checkpoints.checkpointer import Checkpointer
 from vit_jax.config.load import from_dict, to_run
 from vit_jax.config.run import Durations, Optim
-from vit_jax.data import splits
+from vit_jax.data import numbering
 from vit_jax.data.records import SourceInfo
 from vit_jax.errors import UserError
 from vit_jax.inference import fine_tune
@@ -375,7 +375,7 @@ def class_lines(info: SourceInfo, counts: np.ndarray | None, of_objects: bool = 
     """
     line = f'{info.num_classes:,} class{"es" if info.num_classes > 1 else ""}'
     if counts is None:
-        return [f'{line}: {splits.first_names(info.class_names)}' if info.has_names else line]
+        return [f'{line}: {numbering.first_names(info.class_names)}' if info.has_names else line]
     is_short = info.has_names and len(counts) <= LISTED
     if not is_short:
         low, high = int(counts.min()), int(counts.max())
@@ -383,14 +383,14 @@ def class_lines(info: SourceInfo, counts: np.ndarray | None, of_objects: bool = 
         line += f', {span} {"objects" if of_objects else "examples"} each'
     if info.has_names:
         pairs = list(zip(info.class_names, counts.tolist(), strict=True))
-        shown = pairs if is_short else pairs[: splits.LISTED]
-        labels = [f'{splits.first_names([name])} {count:,}' for name, count in shown]
+        shown = pairs if is_short else pairs[: numbering.LISTED]
+        labels = [f'{numbering.first_names([name])} {count:,}' for name, count in shown]
         line += f': {", ".join(labels)}{"" if is_short else ", ..."}'
     if not (lacking := np.flatnonzero(counts == 0).tolist()):
         return [line]
     names = [info.class_names[label] if info.has_names else str(label) for label in lacking]
     them = 'class has' if len(names) == 1 else 'classes have'
-    return [line, f'{len(names):,} {them} no example: {splits.first_names(names)}']
+    return [line, f'{len(names):,} {them} no example: {numbering.first_names(names)}']
 
 
 def _evaluates(training: Training) -> list[str]:
