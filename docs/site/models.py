@@ -126,6 +126,7 @@ CHECKED = {
         '1e-5',
         (
             'authors_dinov3',
+            'authors_dinov2',
             'timm_vit',
             'transformers_beit',
             'transformers_dinov2',

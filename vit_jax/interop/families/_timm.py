@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop import adapt, names, preprocessing, torch_layout
+from vit_jax.interop import equivalent, names, preprocessing, torch_layout
 from vit_jax.interop.families._transformers import (
     Fields,
     fixed_positions,
@@ -418,8 +418,8 @@ def _tokens(flat: Flat, model: Fields, first: int) -> Flat:
     keep = set(_QKV) if absent.issuperset(_QKV) else set()
     if model['norm_pre']:
         keep, flat = keep | {'patch_embed'}, without_patch_bias(flat, first)
-    flat = adapt.move_positions(flat, model['posemb_prefix'], _prefix(model))
-    return adapt.with_biases(flat, absent - keep)
+    flat = equivalent.move_positions(flat, model['posemb_prefix'], _prefix(model))
+    return equivalent.with_biases(flat, absent - keep)
 
 
 def _prefix(model: Fields) -> str:

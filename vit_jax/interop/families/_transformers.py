@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop import adapt, names, preprocessing, torch_layout
+from vit_jax.interop import equivalent, names, preprocessing, torch_layout
 from vit_jax.interop.families import _vit
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel, Written, class_names_config, fields
@@ -277,10 +277,10 @@ def write(trained: TrainedModel, forms: Sequence[Form]) -> Written:
     size = trained.image_size or square(flat, model['patch_size'], first)
     if model['posemb'] == 'sincos2d':
         flat['pos_embed'] = fixed_positions(size, model['patch_size'], model['width'], first)
-    flat = adapt.move_positions(flat, model['posemb_prefix'], form.posemb_prefix)
+    flat = equivalent.move_positions(flat, model['posemb_prefix'], form.posemb_prefix)
     absent = set(filter(None, model['no_bias'].split('|')))
     kept = {layer for group in form.no_bias if absent.issuperset(group) for layer in group}
-    flat = adapt.with_biases(flat, absent - kept)
+    flat = equivalent.with_biases(flat, absent - kept)
     model['no_bias'] = '|'.join(sorted(kept))
     channels = flat['patch_embed/kernel'].shape[2]
     config = {
@@ -319,7 +319,7 @@ def _add_layer_scale(flat: Flat, model: Fields, table: names.Table) -> Flat:
     """Add layer scale of ones if the class has it and the model does not; fold it for others."""
     scales = [f'encoder/block_{i}/layer_scale{j}' for i in range(model['depth']) for j in (1, 2)]
     if names.to_theirs(scales[0], table) is None:
-        return adapt.fold_layer_scale(flat)
+        return equivalent.fold_layer_scale(flat)
     ones = np.ones(model['width'], np.float32)
     return dict.fromkeys(scales, ones) | flat
 

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from vit_jax.errors import UserError, resolve
-from vit_jax.interop import adapt, names
+from vit_jax.interop import equivalent, names
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import TrainedModel
 from vit_jax.models.vit import BIASES, VARIANTS
@@ -139,7 +139,7 @@ def _no_bias(flat: Flat, model: Mapping[str, Any]) -> dict[str, str]:
     needed |= {'norm'} if model.get('norm', 'layer') != 'layer' else set()
     absent = []
     for layer in BIASES:
-        biases = adapt.bias_shapes(flat, layer)
+        biases = equivalent.bias_shapes(flat, layer)
         if biases and layer not in needed and biases.keys().isdisjoint(flat):
             absent.append(layer)
     return {'no_bias': '|'.join(absent)} if absent else {}

@@ -14,7 +14,7 @@ import numpy as np
 
 from vit_jax import signatures
 from vit_jax.errors import UserError
-from vit_jax.interop import adapt, names, preprocessing, torch_layout
+from vit_jax.interop import equivalent, names, preprocessing, torch_layout
 from vit_jax.interop.families import _vit
 from vit_jax.interop.families._transformers import misfits
 from vit_jax.interop.files import Flat
@@ -141,7 +141,7 @@ def write(trained: TrainedModel) -> Written:
         raise UserError(f'the authors of DINOv3 have no model with {", ".join(unsupported)}')
     masked = model['no_bias'] == 'key'
     flat = names.flatten(trained.params, model['no_bias'])
-    flat = adapt.with_biases(flat, {'key'} if masked else ())
+    flat = equivalent.with_biases(flat, {'key'} if masked else ())
     table = TABLE if model['mlp'] == 'mlp' else _GATED
     arrays = torch_layout.join_fused(torch_layout.write(flat, table), {'attn': 'qkv'})
     if masked:

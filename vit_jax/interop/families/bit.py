@@ -14,7 +14,7 @@ import numpy as np
 from flax import traverse_util
 
 from vit_jax.errors import UserError, resolve
-from vit_jax.interop import adapt, names, preprocessing
+from vit_jax.interop import equivalent, names, preprocessing
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import TrainedModel, Written, class_names_config
 from vit_jax.tree_paths import param_paths, require_fit
@@ -275,7 +275,7 @@ def _written(params: Mapping[str, Any], table: names.Table) -> Flat:
 
 
 def _npz(imported: TrainedModel) -> Written:
-    _, notes = adapt.renormalize(imported, preprocessing.RANGE)
+    _, notes = equivalent.renormalize(imported, preprocessing.RANGE)
     return Written(write_npz(imported.params), notes=(*losses(imported), *notes))
 
 

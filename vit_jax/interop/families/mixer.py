@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from vit_jax.errors import UserError, resolve
-from vit_jax.interop import adapt, names, preprocessing, torch_layout
+from vit_jax.interop import equivalent, names, preprocessing, torch_layout
 from vit_jax.interop.families import _timm, _vit
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel, Written, fields
@@ -178,7 +178,7 @@ def _require_fit(params: Flat, model: Mapping[str, Any], size: Any, source: str)
 
 def _npz(trained: TrainedModel) -> Written:
     """Convert to arrays for images in [-1, 1], which readers of such files assume."""
-    params, notes = adapt.renormalize(trained, preprocessing.RANGE)
+    params, notes = equivalent.renormalize(trained, preprocessing.RANGE)
     flat = names.flatten(params)
     arrays = {names.to_theirs(name, _NPZ) or name: array for name, array in flat.items()}
     return Written(arrays, notes=(*_notes(trained, 'tanh', '.npz files'), *notes))

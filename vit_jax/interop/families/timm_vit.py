@@ -1,4 +1,4 @@
-"""timm's and DINOv2 authors' ViTs, which have similar names: safetensors and config.json.
+"""timm's ViTs: safetensors and config.json.
 
 The architecture named by config.json determines heads, pooling, GELU and epsilons; see
 `_timm.arguments`. Its mean and standard deviation become those of the task.
@@ -86,43 +86,24 @@ TABLE: names.Table = (
 
 _FACTORIZED = {'name': 'vit_factorized', 'posemb': 'learn', 'posemb_prefix': 'none'}
 
-# Layout of DINOv2's authors: gates and values in one layer, and blocks in chunks, numbered
-# consecutively: blocks.CHUNK.NUMBER. The files do not contain the number of heads or image
-# settings.
-_AUTHORS = 'DINOv2'
-_DINOV2: names.Table = (('register_tokens', 'register_tokens'), *TABLE)
 _DINOV3 = 'rope_embed.periods'  # of DINOv3's authors, whose names are similar
-_CHUNKED = re.compile(r'blocks\.\d+\.(\d+)\.')
-_GATED = {'mlp.w12.': 'mlp.fc1.', 'mlp.w3.': 'mlp.fc2.'}
-_HEAD_WIDTH, _DINOV2_EPS = 64, 1e-6
 
 
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
     """Return whether these are the names of such a model, without parts for pretraining."""
-    if _is_dinov2(flat):
-        return True
     has_patches = 'patch_embed.proj.weight' in flat or _NAFLEX in flat
     is_vit = has_patches and any(name.startswith('blocks.0.') for name in flat)
     excluded = ('decoder_pred.weight', 'mask_token', 'blocks.0.attn.rel_pos_h', _DINOV3)
     return is_vit and flat.keys().isdisjoint(excluded)
 
 
-def _is_dinov2(flat: Mapping[str, np.ndarray]) -> bool:
-    """Return whether these are names of DINOv2's authors, with a token for masked patches."""
-    is_scaled = any(re.fullmatch(r'blocks\.(\d+\.)?0\.ls1\.gamma', name) for name in flat)
-    is_dinov2 = is_scaled and _DINOV3 not in flat
-    return is_dinov2 and {'mask_token', 'patch_embed.proj.weight'} <= flat.keys()
-
-
 def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
-    """Read timm's VisionTransformer, or the DinoVisionTransformer of DINOv2's authors.
+    """Read timm's VisionTransformer.
 
     Raises:
       UserError: if parameters are unknown, missing or have the wrong shape, or the model has a part
         that ours lacks.
     """
-    if _is_dinov2(flat):
-        return _read_dinov2(flat, extra)
     source = _SOURCE
     arguments = _timm.arguments(extra, source)
     _require_known(flat, arguments)
@@ -160,36 +141,6 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     method = _timm.naflex_positions(arguments) if position_sizes else next(methods, 'antialiased')
     imported = dataclasses.replace(imported, positions=method)
     return preprocessing.with_normalization(imported, extra, preprocessing.UNKNOWN_NORMALIZATION)
-
-
-def _read_dinov2(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
-    """Read the authors' DinoVisionTransformer, whose `x_norm_clstoken` is our `pre_logits`."""
-    in_file = {_timm_name(name): name for name in flat if name != 'mask_token'}
-    if len(in_file) < len(flat) - 1:
-        raise UserError(f'{_AUTHORS}: two chunks have a block with the same number')
-    parts = _timm.plain({name: flat[torch_name] for name, torch_name in in_file.items()}, _AUTHORS)
-    width = parts['patch_embed.proj.weight'].shape[0]
-    params = torch_layout.read(parts, _DINOV2, max(width // _HEAD_WIDTH, 1), _AUTHORS)
-    imported = _vit.assemble(
-        params,
-        _AUTHORS,
-        lambda name: in_file.get(torch_name := torch_layout.to_theirs(name, _DINOV2), torch_name),
-        gelu='erf',
-        norm_eps=_DINOV2_EPS,
-        hints=[extra[GIVEN_SIZE]] if GIVEN_SIZE in extra else [],
-        rows=1,
-    )
-    positions = 'antialiased' if 'register_tokens' in params else 'bicubic_offset'
-    imported = dataclasses.replace(imported, positions=positions)
-    return preprocessing.with_normalization(imported, preprocessing.with_imagenet_default(extra))
-
-
-def _timm_name(name: str) -> str:
-    """Remove the chunk from a name, and use timm's names of gated layers."""
-    name = _CHUNKED.sub(r'blocks.\1.', name)
-    for torch_name, timm_name in _GATED.items():
-        name = name.replace(torch_name, timm_name)
-    return name
 
 
 def _require_known(flat: Flat, arguments: Mapping[str, Any]) -> None:

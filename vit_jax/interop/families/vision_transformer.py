@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop import adapt, names, preprocessing
+from vit_jax.interop import equivalent, names, preprocessing
 from vit_jax.interop.families import _vit
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel, Written
@@ -128,8 +128,8 @@ def write(params: Mapping[str, Any], model: Mapping[str, Any]) -> Flat:
         if model.get(field, values[0]) not in values:
             raise UserError(f'vision_transformer files do not support {field} {model[field]!r}')
     no_bias = model.get('no_bias', '')
-    flat = adapt.fold_layer_scale(names.flatten(params, no_bias))
-    flat = adapt.with_biases(flat, filter(None, no_bias.split('|')))
+    flat = equivalent.fold_layer_scale(names.flatten(params, no_bias))
+    flat = equivalent.with_biases(flat, filter(None, no_bias.split('|')))
     arrays = {_written(name): array for name, array in flat.items()}
     if model.get('posemb_prefix') == 'none' and 'pos_embed' in flat:  # only in big_vision
         arrays['pos_embedding'] = arrays.pop(_written('pos_embed'))
@@ -209,7 +209,7 @@ def _has_class_row(flat: Flat, params: Flat, hints: Sequence[_vit.Size]) -> bool
 
 def _npz(imported: TrainedModel) -> Written:
     """Convert to arrays for images in [-1, 1], which readers of such files assume."""
-    params, notes = adapt.renormalize(imported, preprocessing.RANGE)
+    params, notes = equivalent.renormalize(imported, preprocessing.RANGE)
     model = imported.model_config
     return Written(write(params, model), notes=(*losses(model), *notes))
 
