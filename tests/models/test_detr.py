@@ -193,7 +193,7 @@ def test_gradients_stop_where_the_backbone_is_frozen():
 def test_mistakes():
     with pytest.raises(UserError, match=r"'R5'.*'R50'"):
         detr.variant('R5')
-    with pytest.raises(UserError, match='backbone_norm'):
+    with pytest.raises(UserError, match=r'resnet\.norm'):
         detr.Model(backbone_norm='batch')
     with pytest.raises(UserError, match=r'num_queries.*1'):
         detr.Model(num_queries=0)

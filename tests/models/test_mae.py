@@ -174,7 +174,7 @@ def test_positions_of_another_size_are_computed(model, params):
         ({'mask_ratio': 1.0}, 'mask_ratio must be at least 0 and below 1, not 1.0'),
         ({'mask_ratio': 0.99}, 'mask_ratio 0.99 leaves none of 24 patches to be seen: lower it'),
         ({'decoder_heads': 3}, 'decoder_width 8 is not a multiple of decoder_heads 3'),
-        ({'gelu': 'relu'}, 'unknown gelu'),
+        ({'gelu': 'relu'}, "block.gelu 'relu'"),
     ],
 )
 def test_mistakes(fields, message):

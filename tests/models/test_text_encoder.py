@@ -62,7 +62,7 @@ def test_without_classes_there_is_no_head():
     [
         ({'num_heads': 3}, 'width 8 is not a multiple of num_heads 3'),
         ({'vocab_size': 0}, 'vocab_size must be at least 1, not 0'),
-        ({'gelu': 'relu'}, "unknown gelu 'relu'"),
+        ({'gelu': 'relu'}, "block.gelu 'relu'"),
     ],
 )
 def test_fields_that_make_no_model(fields, words):

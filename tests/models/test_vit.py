@@ -468,7 +468,7 @@ def test_unknown_variants_are_refused(name, message):
         ),
         ({'posemb': 'learned'}, "positions.embed 'learned'; did you mean 'learn'"),
         ({'gelu': 'exact'}, "block.gelu 'exact'"),
-        ({'residual_dtype': 'half'}, "unknown residual_dtype 'half'"),
+        ({'residual_dtype': 'half'}, "block.residual_dtype 'half'"),
         ({'dtype': 'bf16'}, "unknown dtype 'bf16'; did you mean 'bfloat16'"),
         ({'num_heads': 7}, 'width 768 is not a multiple of num_heads 7'),
         ({'drop_path': 1.0}, 'drop_path must be at least 0 and below 1, not 1.0'),

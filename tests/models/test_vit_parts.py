@@ -1,5 +1,6 @@
 """The parts of later ViTs: counts of the published models, parity with transformers, mistakes."""
 
+import dataclasses
 import functools
 import re
 import types
@@ -13,8 +14,9 @@ from helpers.pictures import count, drawn, images_like, shapes, spec
 from helpers.targets import runs_on
 from helpers.torch_vits import images_for, load_into
 
-from vit_jax.errors import UserError
-from vit_jax.models import naflex, vit_factorized
+from vit_jax.config import objects
+from vit_jax.errors import UserError, modules
+from vit_jax.models import cappa, detr, jit, mae, naflex, open_clip, swin, vit_factorized
 from vit_jax.models.vit import Model, variant
 from vit_jax.nn import options
 from vit_jax.nn.attention_choice import Target
@@ -565,13 +567,53 @@ OLD_FORMS = {
     'inner_norm': (True, {'block': {'inner_norm': True}}),
     'mlp': ('swiglu(norm=True)', {'block': {'mlp': 'swiglu', 'mlp_norm': True}}),
     'layer_scale': (0.1, {'block': {'layer_scale': 0.1}}),
+    'attention_dropout': (0.1, {'block': {'attention_dropout': 0.1}}),
+    'drop_path': (0.2, {'block': {'drop_path': 0.2}}),
+    'residual_dtype': ('bfloat16', {'block': {'residual_dtype': 'bfloat16'}}),
     'no_bias': ('query|mlp', {'no_bias': ('query', 'mlp')}),
+}
+# The same of other models.
+OLD_FORMS_OF_OTHERS = {
+    open_clip.Model: {
+        **{'text_width': (36, 'texts.width'), 'text_depth': (1, 'texts.depth')},
+        **{'text_mlp_dim': (8, 'texts.mlp_dim'), 'text_num_heads': (3, 'texts.num_heads')},
+        **{'causal': (False, 'texts.causal'), 'eos': (7, 'texts.eos')},
+        **{'init_scale': (2.0, 'logits.scale'), 'init_bias': (-1.0, 'logits.bias')},
+        **{'pool': ('gap', 'pool.kind'), 'gelu': ('tanh', 'block.gelu')},
+    },
+    detr.Model: {
+        **{'layers': ((1, 1), 'resnet.layers'), 'backbone_width': (8, 'resnet.width')},
+        **{'backbone_norm': ('group', 'resnet.norm'), 'dilate': (True, 'resnet.dilate')},
+        'frozen_stages': (2, 'resnet.frozen_stages'),
+    },
+    mae.Model: {'residual_dtype': ('bfloat16', 'block.residual_dtype')},
+    jit.Model: {'attention_dropout': (0.1, 'block.attention_dropout')},
+    cappa.Model: {'norm_eps': (1e-3, 'block.norm_eps')},
+    swin.Model: {'drop_path': (0.1, 'block.drop_path')},
 }
 
 
 def test_every_moved_field_is_tried():
-    assert set(OLD_FORMS) == {*options.MOVED, 'no_bias'}
-    assert len(options.defaults(Model)) <= 20
+    tried = {name for forms in OLD_FORMS_OF_OTHERS.values() for name in forms}
+    assert tried | set(OLD_FORMS) == {*options.MOVED, 'no_bias'}
+
+
+@pytest.mark.parametrize('name', modules('vit_jax.models'))
+def test_a_model_has_at_most_20_fields_at_the_top(name):
+    assert len(options.defaults(objects.model_class(name))) <= 20
+
+
+@pytest.mark.parametrize(
+    ('cls', 'name'), [(cls, name) for cls, forms in OLD_FORMS_OF_OTHERS.items() for name in forms]
+)
+def test_flat_names_of_other_models_make_the_same_model(cls, name):
+    value, path = OLD_FORMS_OF_OTHERS[cls][name]
+    group, key = path.split('.')
+    old, new = cls(**{name: value}), cls(**{group: {key: value}})
+    assert old == new != cls() and getattr(getattr(new, group), key) == value
+    assert dataclasses.replace(cls(), **{name: value}) == new == cls().clone(**{name: value})
+    flat = options.flat_fields(options.nested_fields(new))
+    assert flat[name] == value and cls(**flat) == new
 
 
 @pytest.mark.parametrize('name', OLD_FORMS)

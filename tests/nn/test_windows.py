@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from vit_jax.nn.merging import PatchMerging
 from vit_jax.nn.windows import (
-    PatchMerging,
     WindowAttention,
     WindowMap,
     Windows,

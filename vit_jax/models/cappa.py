@@ -25,6 +25,7 @@ from vit_jax.nn.encoder_decoder import Cache, Memory, Stack
 from vit_jax.nn.maps import AttentionMap, HiddenState, ParameterPictures, collect
 from vit_jax.nn.multi_head import MultiHeadAttention
 from vit_jax.nn.norms import LayerNorm
+from vit_jax.nn.options import NormFields
 from vit_jax.nn.patches import patch_grid
 from vit_jax.nn.stochastic import Dropout
 
@@ -58,7 +59,7 @@ class Model(base.Model):
       mask_token: Whether there is a token for parallel prediction, which replaces all tokens of a
         caption; Cap does not need it.
       dropout: Dropout rate of both parts.
-      norm_eps: Value added to the variance in layer norms.
+      block: Options of the norms of both parts, see `NormFields`.
       scan: One scanned block instead of unrolled ones in the ViT; see the model `vit`.
       remat: Recomputation in the backward pass of the ViT; see the model `vit`.
       attention: Implementation: 'xla', 'pallas', 'cudnn' or 'auto'; see the model `vit`.
@@ -80,7 +81,7 @@ class Model(base.Model):
     decoder_bias: bool = False
     mask_token: bool = True
     dropout: float = 0.0
-    norm_eps: float = 1e-6
+    block: NormFields = NormFields()
     scan: bool = False
     remat: bool | str = False
     attention: str = 'auto'
@@ -111,7 +112,7 @@ class Model(base.Model):
             norm='pre',
             dropout=self.dropout,
             attention_dropout=self.dropout,
-            norm_eps=self.norm_eps,
+            norm_eps=self.block.norm_eps,
             dtype=jnp.dtype(self.dtype),
             attention_by=self.attention,
             causal=True,
@@ -260,7 +261,7 @@ class Model(base.Model):
         same = (*shape, 'dropout', 'scan', 'remat', 'attention', 'dtype')
         return {
             **{name: getattr(self, name) for name in same},
-            'block': {'norm_eps': self.norm_eps},
+            'block': vars(self.block),
             'positions': {'std': self.width**-0.5},
             'pool': {'kind': 'gap'},
         }

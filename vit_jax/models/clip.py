@@ -5,10 +5,13 @@ Radford et al., 2021, arXiv:2103.00020, section 2.4 and table 20.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, ClassVar
 
 from vit_jax.models import siglip, vit
+from vit_jax.models.siglip import LogitFields
 from vit_jax.models.text_encoder import check_eos
+from vit_jax.nn.options import PlainBlockFields, PoolKind
 
 # Width of the embeddings, then width, depth and heads of the towers for texts.
 _TEXTS = {'B': (512, 512, 12, 8), 'L': (768, 768, 12, 12)}
@@ -28,6 +31,21 @@ def variant(name: str) -> dict[str, int]:
     return {**image, **text, 'text_mlp_dim': 4 * width, 'embed_dim': embed_dim}
 
 
+@dataclasses.dataclass(frozen=True)
+class ClipTextFields(siglip.TextFields):
+    """The text tower, whose tokens attend to no later ones.
+
+    Attributes:
+      eos: Id of the end of a text, whose token becomes the embedding, or 'largest': see the model
+        `text_encoder`. What follows the end has no effect.
+    """
+
+    width: int = 512
+    mlp_dim: int = 2048
+    num_heads: int = 8
+    eos: int | str = 49407
+
+
 class Model(siglip.Model):
     """Model `siglip` with a class token, norms before the first block and after the last, and
     projections without biases to the embeddings. Logits have no bias either.
@@ -35,10 +53,8 @@ class Model(siglip.Model):
     Attributes:
       no_bias: Layers of the image tower without biases, see the model `vit`; 'patch_embed' in the
         authors' files.
-      eos: Id of the end of a text, whose token becomes the embedding, or 'largest': see the model
-        `text_encoder`. Texts are causal, so that what follows the end has no effect.
-      init_scale: 1 / 0.07 at the start; training keeps it at most at 100, section 2.5.
-      init_bias: Without effect.
+      logits: Initial scale, which training keeps at most at 100 (section 2.5); the bias has no
+        effect.
 
     Raises:
       UserError: as `siglip`, or if the end is not an id of the vocabulary.
@@ -46,37 +62,32 @@ class Model(siglip.Model):
 
     length: int = 77
     patch_size: int = 32
-    pool: str = 'cls'
-    text_width: int = 512
-    text_mlp_dim: int = 2048
-    text_num_heads: int = 8
+    pool: PoolKind = PoolKind('cls')
+    texts: ClipTextFields = ClipTextFields()
     embed_dim: int = 512
     project: bool = True
     no_bias: tuple[str, ...] = ()
-    eos: int | str = 49407
-    init_scale: float = 1 / 0.07
-    init_bias: float = 0.0
-    gelu: str = 'quick'
-    norm_eps: float = 1e-5
+    logits: LogitFields = LogitFields(1 / 0.07, 0.0)
+    block: PlainBlockFields = PlainBlockFields(gelu='quick', norm_eps=1e-5)
 
     biases = False
     largest = siglip.CLIP_SCALE
-    effects: ClassVar = {'eos': 'binding'}
+    effects: ClassVar = {'texts.eos': 'binding'}
 
     def __post_init__(self) -> None:
-        check_eos(self.eos, self.vocab_size)
+        check_eos(self.texts.eos, self.vocab_size)
         super().__post_init__()
 
     @property
     def end_of_text(self) -> int | None:
         """As in `text_encoder`."""
-        return self.eos if isinstance(self.eos, int) else None
+        return self.texts.eos if isinstance(self.texts.eos, int) else None
 
     @property
     def _image_fields(self) -> dict[str, Any]:
-        block = {'gelu': self.gelu, 'norm_eps': self.norm_eps, 'norm_pre': True}
+        block = {**vars(self.block), 'norm_pre': True}
         return super()._image_fields | {'block': block, 'no_bias': self.no_bias}
 
     @property
     def _text_fields(self) -> dict[str, Any]:
-        return super()._text_fields | {'causal': True, 'eos': self.eos}
+        return super()._text_fields | {'causal': True}

@@ -15,6 +15,7 @@ from jax import Array
 from vit_jax.array_types import Float
 from vit_jax.errors import UserError, check_choice, check_multiple
 from vit_jax.models import base
+from vit_jax.models._resizing import resize_positions
 from vit_jax.models.base import Params, Resized, Size, check_counts, check_fields
 from vit_jax.nn import positions
 from vit_jax.nn.blocks import Block, Encoder, Mlp
@@ -139,7 +140,7 @@ class Model(base.Model):
         for name in TABLES:
             if self.posemb == 'learn' and name in params:
                 table = {'pos_embed': params[name]}
-                table, note = base.resize_positions(table, old, new, 0, method)
+                table, note = resize_positions(table, old, new, 0, method)
                 params = params | {name: table['pos_embed']}
                 notes += [text.replace('pos_embed', name) for text in note]
         return params, notes

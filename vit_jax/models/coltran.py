@@ -17,6 +17,7 @@ from jax import Array
 from vit_jax.array_types import Float, Int, Key, UInt8
 from vit_jax.errors import check_multiple
 from vit_jax.models import base
+from vit_jax.models._resizing import resize_axial
 from vit_jax.models.base import Params, Resized, Size, check_fields
 from vit_jax.nn.axial import AxialEncoder, AxialLayer, Context, GridPositions, axial_maps
 from vit_jax.nn.blocks import XAVIER
@@ -187,7 +188,7 @@ class Model(base.Model):
         Positions, relative biases and the weights of summaries change.
         """
         del old_size
-        return base.resize_axial(params, new_size, method)
+        return resize_axial(params, new_size, method)
 
     def _encode(self, gray: Array) -> Float[Array, 'B H W D']:
         return self.encoder(self.embed_grey(gray.astype(jnp.int32)))

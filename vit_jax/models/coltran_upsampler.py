@@ -15,6 +15,7 @@ from jax import Array
 from vit_jax.array_types import Float, Int, UInt8
 from vit_jax.errors import UserError, check_multiple
 from vit_jax.models import base
+from vit_jax.models._resizing import resize_axial
 from vit_jax.models.base import Params, Resized, Size, check_fields
 from vit_jax.nn.axial import AxialEncoder, AxialLayer, axial_maps
 from vit_jax.nn.blocks import XAVIER
@@ -123,4 +124,4 @@ class Model(base.Model):
         Positions and relative biases change.
         """
         del old_size
-        return base.resize_axial(params, new_size, method)
+        return resize_axial(params, new_size, method)

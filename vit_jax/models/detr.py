@@ -3,6 +3,7 @@
 Carion et al., 2020, arXiv:2005.12872.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -65,18 +66,33 @@ class DetectorFeatures(NamedTuple):
     hidden: Float[Array, 'B L Q D']
 
 
+@dataclasses.dataclass(frozen=True)
+class ResNetFields:
+    """The ResNet, a backbone.
+
+    Attributes:
+      layers: Blocks of each stage.
+      width: Channels of its root, 64 in the paper.
+      norm: 'frozen' batch norm, which is not trained, for a ResNet from a checkpoint; 'group' norm
+        for one trained from scratch.
+      dilate: Whether the last stage keeps its resolution: DC5.
+      frozen_stages: Number of parts, from the root on, that get no gradient. Add their kernels to
+        `config.optim.freeze` too, or weight decay will shrink them.
+    """
+
+    layers: tuple[int, ...] = (3, 4, 6, 3)
+    width: int = 64
+    norm: str = 'frozen'
+    dilate: bool = False
+    frozen_stages: int = 0
+
+
 class Model(base.Model):
     """DETR for images of any size, padded at the right and below.
 
     Attributes:
       num_classes: Number of classes of objects; one more output means no object.
-      layers: Blocks of each stage of the ResNet.
-      backbone_width: Channels of its root, 64 in the paper.
-      backbone_norm: 'frozen' batch norm, which is not trained, for a ResNet from a checkpoint;
-        'group' norm for one trained from scratch.
-      dilate: Whether the last stage keeps its resolution: DC5.
-      frozen_stages: Number of parts of the ResNet, from the root on, that get no gradient. Add
-        their kernels to `config.optim.freeze` too, or weight decay will shrink them.
+      resnet: Options of the ResNet, see `ResNetFields`.
       num_queries: Objects that an image can have.
       width: Token width.
       depth, decoder_depth: Blocks of the encoder and of the decoder.
@@ -95,11 +111,7 @@ class Model(base.Model):
     """
 
     num_classes: int | None = None
-    layers: tuple[int, ...] = (3, 4, 6, 3)
-    backbone_width: int = 64
-    backbone_norm: str = 'frozen'
-    dilate: bool = False
-    frozen_stages: int = 0
+    resnet: ResNetFields = ResNetFields()
     num_queries: int = 100
     width: int = 256
     depth: int = 6
@@ -117,31 +129,24 @@ class Model(base.Model):
 
     head_layers = ('class_embed',)
 
-    effects: ClassVar = {'dilate': 'outputs', 'activation': 'outputs'}
+    effects: ClassVar = {'activation': 'outputs'}
 
     def __post_init__(self) -> None:
         check_fields(self, 'dtype', 'attention', 'dropout')
         check_counts(self, 'num_queries', 'depth', 'decoder_depth')
         check_choice('norm', self.norm, NORMS)
         check_choice('activation', self.activation, ACTIVATIONS)
-        check_choice('backbone_norm', self.backbone_norm, BACKBONE_NORMS)
+        check_choice('resnet.norm', self.resnet.norm, BACKBONE_NORMS)
         super().__post_init__()
 
     @property
     def stride(self) -> int:
         """Side in pixels of the square of one token."""
-        return 4 * 2 ** max(len(self.layers) - 1 - self.dilate, 0)
+        return 4 * 2 ** max(len(self.resnet.layers) - 1 - self.resnet.dilate, 0)
 
     def setup(self) -> None:
         dtype = jnp.dtype(self.dtype)
-        self.backbone = ResNet(
-            self.layers,
-            self.backbone_width,
-            self.backbone_norm,
-            self.dilate,
-            self.frozen_stages,
-            dtype,
-        )
+        self.backbone = ResNet(**vars(self.resnet), dtype=dtype)
         self.input_proj = Dense(self.width, dtype=dtype)
         block: dict[str, Any] = {
             'num_heads': self.num_heads,
@@ -277,7 +282,7 @@ class Model(base.Model):
         """List patterns of the layers' parameters from the image to the end of the encoder."""
         return (
             '^backbone/root/',
-            *block_order('backbone/', self.layers),
+            *block_order('backbone/', self.resnet.layers),
             '^input_proj/',
             *(f'^encoder/block_{i}/' for i in range(self.depth)),
         )

@@ -31,7 +31,7 @@ from vit_jax.ops.self_distillation import CropMasks, crop_masks
 ENCODER = ('patch_embed', 'cls_token', 'pos_embed', 'encoder')
 # Fields of a ViT with the same features, and of its training and computation.
 SAME = (*('patch_size', 'width', 'depth', 'mlp_dim', 'num_heads', 'registers', 'block'),)
-RUNNING = ('drop_path', 'scan', 'remat', 'attention', 'dtype', 'residual_dtype')
+RUNNING = ('scan', 'remat', 'attention', 'dtype')
 
 _normal = nn.initializers.normal(0.02)
 # Uniform within 1 / sqrt(fan in), as torch.nn.Linear.
@@ -51,7 +51,6 @@ class Model(base.Model):
       bottleneck: Width of the heads' last layer, in which prototypes are unit vectors.
       patch_bottleneck: Bottleneck of a separate head for patches.
       patch_size, width, depth, mlp_dim, num_heads: Sizes of the encoder, see `vit.Model`.
-      drop_path: Stochastic depth of the student's last block, rising linearly from 0 at the first.
       registers: Tokens between the class token and the patches (arXiv:2309.16588).
       block: Options of the blocks and their norms, see `BlockFields`; the heads have its `gelu`.
       scan: One scanned block instead of unrolled ones; see `Encoder`.
@@ -59,7 +58,6 @@ class Model(base.Model):
       attention: Implementation: 'xla', 'pallas', 'cudnn' or 'auto'; see the model `vit`.
       dtype: Computation dtype. Parameters, layer norm statistics, softmax and the lengths of
         vectors in the heads stay float32.
-      residual_dtype: Dtype of the residual stream; None for the computation dtype.
 
     Raises:
       UserError: for an invalid field, images that do not fit the patches, or a new image size for
@@ -76,14 +74,12 @@ class Model(base.Model):
     depth: int = 12
     mlp_dim: int = 3072
     num_heads: int = 12
-    drop_path: float = 0.0
     registers: int = 0
     block: BlockFields = BlockFields(gelu='erf')
     scan: bool = False
     remat: bool | str = False
     attention: str = 'auto'
     dtype: str = 'float32'
-    residual_dtype: str | None = None
 
     def __post_init__(self) -> None:
         check_counts(self, 'prototypes', 'hidden', 'bottleneck', 'patch_bottleneck')
@@ -170,6 +166,7 @@ class Model(base.Model):
         """Describe the encoder as a ViT: keywords of `config.model`, and parameter paths."""
         names = (*ENCODER, *(['register_tokens'] if self.registers else []))
         model = {'name': 'vit', **{key: getattr(self, key) for key in SAME}}
+        model['block'] = self.block.without_training
         return regroup(vit.Model, model), names
 
     def layer_order(self) -> tuple[str, ...]:

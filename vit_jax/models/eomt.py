@@ -114,7 +114,7 @@ class Model(vit.Model):
                 num_heads=self.num_heads,
                 mlp_dim=self.mlp_dim,
                 dropout=self.dropout,
-                attention_dropout=self.attention_dropout,
+                attention_dropout=self.block.attention_dropout,
                 gelu=self.block.gelu,
                 norm_eps=self.block.norm_eps,
                 dtype=dtype,
@@ -122,7 +122,7 @@ class Model(vit.Model):
                 options=block_options(self),
             ),
             functools.partial(make_norm(self), self.block.norm_eps, dtype=dtype),
-            *(self.depth, self.drop_path, self.remat, self.block.final_norm, dtype),
+            *(self.depth, self.block.drop_path, self.remat, self.block.final_norm, dtype),
             name='encoder',
         )
         outputs = (self.num_classes or 0) + 1

@@ -5,6 +5,7 @@ Li and He, 2025, "Back to Basics: Let Denoising Generative Models Denoise", arXi
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import re
@@ -16,20 +17,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from vit_jax.array_types import Float, Float32, Int, Key
-from vit_jax.errors import UserError, check_choice, check_multiple
-from vit_jax.models import base
-from vit_jax.models.base import Size, check_counts, check_fields
+from vit_jax.array_types import Float, Float32, Int
+from vit_jax.errors import UserError, check_choice
+from vit_jax.models._generator import Generator, GeneratorBlockFields, Inputs, among_patches
+from vit_jax.models.base import check_fields
 from vit_jax.nn.attention import recomputed
 from vit_jax.nn.blocks import SwiGlu
-from vit_jax.nn.dense import Dense
-from vit_jax.nn.maps import AttentionMap, ParameterPictures, collect, embedding_filters
+from vit_jax.nn.maps import AttentionMap, collect
 from vit_jax.nn.multi_head import MultiHeadAttention
 from vit_jax.nn.norms import RMSNorm
-from vit_jax.nn.patches import PatchEmbed, patch_grid, unpatchify
+from vit_jax.nn.patches import patch_grid
 from vit_jax.nn.positions import sincos2d
 from vit_jax.nn.rotary import Layout, Rotary, rope
-from vit_jax.nn.stochastic import Dropout, example_keys
+from vit_jax.nn.stochastic import Dropout
 
 # name: width, depth, mlp_dim, num_heads, bottleneck, context_start (table 9)
 VARIANTS = {
@@ -59,57 +59,41 @@ def variant(name: str) -> dict[str, int]:
     return {'patch_size': int(patch), **dict(zip(fields, VARIANTS[shape], strict=True))}
 
 
-class Model(base.Model):
+@dataclasses.dataclass(frozen=True)
+class JitBlockFields(GeneratorBlockFields):
+    """Blocks modulated by time and class.
+
+    Attributes:
+      attention_dropout: Dropout rate of the attention weights, in the middle half of blocks.
+    """
+
+    attention_dropout: float = 0.0
+
+
+class Model(Generator):
     """A ViT whose blocks are modulated by time and class. Images that whole patches tile.
 
     Attributes:
-      num_classes: Classes to choose from; None or 0 for generation without classes.
-      patch_size: Side of a patch in pixels.
-      width: D, token width.
-      depth: Number of blocks.
-      mlp_dim: Hidden width of the blocks' SwiGLU; two thirds of 4 D in the paper.
-      num_heads: Attention heads; divides width.
-      bottleneck: Width between the two linear layers that embed a patch.
+      block: Options of the blocks, see `JitBlockFields`.
       context_tokens: Number of tokens of the class before the patches.
       context_start: Number of blocks before the first with these tokens.
       dropout: Dropout rate after attention and inside of the SwiGLU, in the middle half of blocks.
-      attention_dropout: Dropout rate of the attention weights of the same blocks.
-      norm_eps: Value added to the mean square in RMS norms.
-      remat: Recomputation in the backward pass; see the model `vit`.
-      attention: Implementation: 'xla', 'pallas', 'cudnn' or 'auto'; see the model `vit`.
-      dtype: Computation dtype. Parameters, the embedding of time, norms' statistics, softmax and
-        the last layer stay float32.
-      residual_dtype: Dtype of the residual stream; None for the computation dtype.
 
     Raises:
       UserError: for an invalid field, or images that do not fit the patches.
     """
 
-    num_classes: int | None = None
-    patch_size: int = 16
-    width: int = 768
-    depth: int = 12
-    mlp_dim: int = 2048
-    num_heads: int = 12
-    bottleneck: int = 128
+    block: JitBlockFields = JitBlockFields()
     context_tokens: int = 32
     context_start: int = 4
     dropout: float = 0.0
-    attention_dropout: float = 0.0
-    norm_eps: float = 1e-6
-    remat: bool | str = False
-    attention: str = 'auto'
-    dtype: str = 'float32'
-    residual_dtype: str | None = None
 
     effects: ClassVar = {'context_start': 'binding'}
     head_layers = ('final',)
+    patch_bias = False
 
     def __post_init__(self) -> None:
-        check_fields(self, 'attention', 'dtype', 'residual_dtype', 'remat')
-        check_fields(self, 'dropout', 'attention_dropout')
-        check_counts(self, 'bottleneck', 'depth')
-        check_multiple('width', self.width, 'num_heads', self.num_heads)
+        check_fields(self, 'dropout', 'block.attention_dropout')
         if self.context_tokens < 0 or not 0 <= self.context_start < self.depth:
             raise UserError(
                 f'context_tokens={self.context_tokens}, context_start={self.context_start}: must '
@@ -117,52 +101,21 @@ class Model(base.Model):
             )
         super().__post_init__()
 
-    @nn.compact
-    def __call__(
-        self,
-        images: Float[Array, 'B H W C'],
-        time: Float[Array, ' B'],
-        labels: Int[Array, ' B'],
-        given: Float[Array, 'B H W c'] | None = None,
-        conditions: Float[Array, 'B K'] | None = None,
-        train: bool = False,
-    ) -> dict[str, Float[Array, 'B H W C']]:
-        """Predict the image, the noise or the velocity, whichever is trained, from noisy images.
-
-        Args:
-          images: Noisy images z = t x + (1 - t) e.
-          time: T, from 0 for noise to 1 for images.
-          labels: Classes; -1 for no class, as for guidance (arXiv:2207.12598).
-          given: Further channels of the input, which are not predicted, such as gray images to
-            colorize (arXiv:2111.05826).
-          conditions: K further numbers from 0 to 1, each embedded like the time.
-          train: Whether dropout acts.
-
-        Returns:
-          image: prediction in float32.
-        """
-        _, height, width, channels = images.shape
-        grid, dtype = patch_grid(height, width, self.patch_size), jnp.dtype(self.dtype)
-        label = self._embed_labels(labels)
-        condition = TimeEmbed(self.width, name='time_embed')(time) + label
-        for i, number in enumerate([] if conditions is None else conditions.T):
+    def predict_patches(self, inputs: Inputs) -> dict[str, Float[Array, 'B N P']]:
+        """Predict one image; conditions are embedded like the time."""
+        label, grid = self._embed_labels(inputs.labels), inputs.grid
+        condition = TimeEmbed(self.width, name='time_embed')(inputs.time) + label
+        for i, number in enumerate([] if inputs.conditions is None else inputs.conditions.T):
             condition += TimeEmbed(self.width, name=f'condition_embed_{i}')(number)
         condition = nn.silu(condition)
-        pixels = images if given is None else jnp.concatenate([images, given], axis=-1)
-        x = PatchEmbed(self.patch_size, self.bottleneck, dtype, False, name='patch_embed')(pixels)
-        x = Dense(self.width, dtype=dtype, name='embed')(x)
+        residual = self.block.residual_dtype or jnp.dtype(self.dtype)
         table = sincos2d(*grid, self.width, endpoint=False)
-        x = x.astype(self.residual_dtype or dtype) + table.astype(self.residual_dtype or dtype)
-        x = self._encode(x, condition, label, grid, train)
-        x = RMSNorm(self.norm_eps, name='norm')(x.astype(jnp.float32))
+        x = inputs.tokens.astype(residual) + table.astype(residual)
+        x = self._encode(x, condition, label, grid, inputs.train)
+        x = RMSNorm(self.block.norm_eps, name='norm')(x.astype(jnp.float32))
         shift, scale = _modulations(condition, 2, self.width, jnp.float32, 'final_modulation')
-        values = self.patch_size**2 * channels
-        x = nn.Dense(values, kernel_init=_zeros, name='final')(x * (1 + scale) + shift)
-        return {'image': unpatchify(x, grid, self.patch_size)}
-
-    def example_keys(self, rows: int) -> Key[Array, ' B']:
-        """Derive a key for each row from the random stream 'noise'; see `nn.stochastic`."""
-        return example_keys(self.make_rng('noise'), rows)
+        layer = nn.Dense(inputs.values, kernel_init=_zeros, name='final')
+        return {'image': layer(x * (1 + scale) + shift)}
 
     def attention_maps(
         self, intermediates: Mapping[str, Any], images: Float[Array, 'B H W C'], *_: Any
@@ -174,23 +127,13 @@ class Model(base.Model):
         each token of the class; its keys are these tokens and then the patches.
         """
         grid = patch_grid(images.shape[1], images.shape[2], self.patch_size)
-        patches, context = [], []
-        for name, weights, *_grids in collect({'encoder': intermediates}, 'encoder', grid, grid):
+        maps, context = collect({'encoder': intermediates}, 'encoder', grid, grid), []
+        for name, weights, *_grids in maps:
             array = jnp.asarray(weights)
-            first = array.shape[-1] - math.prod(grid)
-            inner = array[:, :, first:, first:]
-            patches.append(AttentionMap(name, inner / inner.sum(-1, keepdims=True), grid, grid))
-            if first:
+            if first := array.shape[-1] - math.prod(grid):
                 name = f'{name.replace("encoder", "context")}/cross'
                 context.append(AttentionMap(name, array[:, :, :first], (first,), grid))
-        return [*context, *patches]
-
-    def parameter_pictures(
-        self, params: Mapping[str, Any], image_size: Size | None
-    ) -> list[ParameterPictures]:
-        """Draw the filters that embed patches."""
-        del image_size
-        return embedding_filters(params)
+        return [*context, *among_patches(maps, grid)]
 
     def layer_order(self) -> tuple[str, ...]:
         """List patterns of the layers' parameters from the image on, in order."""
@@ -229,8 +172,8 @@ class Model(base.Model):
             self.num_heads,
             self.mlp_dim,
             self.dropout if drops else 0.0,
-            self.attention_dropout if drops else 0.0,
-            self.norm_eps,
+            self.block.attention_dropout if drops else 0.0,
+            self.block.norm_eps,
             jnp.dtype(self.dtype),
             self.attention,
             name=f'block_{number}',

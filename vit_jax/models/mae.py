@@ -3,6 +3,7 @@
 He et al., 2022, arXiv:2111.06377. The encoder's parameters have the names of a ViT's.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
@@ -21,6 +22,7 @@ from vit_jax.nn import positions
 from vit_jax.nn.blocks import Block, BlockOptions, Encoder
 from vit_jax.nn.dense import Dense
 from vit_jax.nn.maps import ParameterPictures, embedding_filters, position_similarity, require_grid
+from vit_jax.nn.options import PlainBlockFields
 from vit_jax.nn.patches import PatchEmbed, patch_grid
 from vit_jax.nn.stochastic import example_keys
 
@@ -28,6 +30,19 @@ from vit_jax.nn.stochastic import example_keys
 ENCODER = ('patch_embed', 'cls_token', 'pos_embed', 'encoder')
 
 _token_init = nn.initializers.normal(0.02)
+
+
+@dataclasses.dataclass(frozen=True)
+class MaeBlockFields(PlainBlockFields):
+    """Blocks of both parts.
+
+    Attributes:
+      residual_dtype: Dtype of the residual streams; None for the computation dtype. The authors use
+        'float32', with matmuls in half precision.
+    """
+
+    gelu: str = 'erf'
+    residual_dtype: str | None = None
 
 
 class Model(base.Model):
@@ -38,15 +53,12 @@ class Model(base.Model):
       width, depth, mlp_dim, num_heads: Sizes of the encoder, see `vit.Model`.
       decoder_width, decoder_depth, decoder_mlp_dim, decoder_heads: Sizes of the decoder.
       mask_ratio: Share of the patches hidden from the encoder.
-      gelu: 'tanh' (approximate) or 'erf' (exact).
-      norm_eps: Value added to the variance in layer norms.
+      block: Options of the blocks, see `MaeBlockFields`.
       qkv_bias: Whether queries, keys and values have biases.
       scan: One scanned block instead of unrolled ones; see `Encoder`.
       remat: Recomputation in the backward pass; see the model `vit`.
       attention: Implementation: 'xla', 'pallas', 'cudnn' or 'auto'; see the model `vit`.
       dtype: Computation dtype. Parameters, layer norm statistics and softmax stay float32.
-      residual_dtype: Dtype of the residual streams; None for the computation dtype. The authors use
-        'float32', with matmuls in half precision.
 
     Raises:
       UserError: for an invalid field, or images that do not fit the patches or the positions, or
@@ -63,25 +75,24 @@ class Model(base.Model):
     decoder_mlp_dim: int = 2048
     decoder_heads: int = 16
     mask_ratio: float = 0.75
-    gelu: str = 'erf'
-    norm_eps: float = 1e-6
+    block: MaeBlockFields = MaeBlockFields()
     qkv_bias: bool = True
     scan: bool = False
     remat: bool | str = False
     attention: str = 'auto'
     dtype: str = 'float32'
-    residual_dtype: str | None = None
 
     effects: ClassVar = {'mask_ratio': 'outputs'}
 
     def __post_init__(self) -> None:
-        check_fields(self, 'gelu', 'attention', 'dtype', 'residual_dtype', 'remat', 'mask_ratio')
+        check_fields(self, 'block.gelu', 'block.residual_dtype')
+        check_fields(self, 'attention', 'dtype', 'remat', 'mask_ratio')
         for width, heads in (('width', 'num_heads'), ('decoder_width', 'decoder_heads')):
             check_multiple(width, getattr(self, width), heads, getattr(self, heads))
         super().__post_init__()
 
     def setup(self) -> None:
-        dtypes = jnp.dtype(self.dtype), jnp.dtype(self.residual_dtype or self.dtype)
+        dtypes = jnp.dtype(self.dtype), jnp.dtype(self.block.residual_dtype or self.dtype)
         encoder = self._transformer(self.depth, self.num_heads, self.mlp_dim)
         self.vit = VisibleEncoder(encoder, self.patch_size, self.width, *dtypes)
         nn.share_scope(self, self.vit)  # its parameters are at the top level, as in a ViT
@@ -127,7 +138,7 @@ class Model(base.Model):
         """Describe the encoder as a ViT: keywords of `config.model`, and parameter paths."""
         same = ('patch_size', 'width', 'depth', 'mlp_dim', 'num_heads')
         model = {'name': 'vit', **{key: getattr(self, key) for key in same}}
-        model['block'] = {'gelu': self.gelu, 'norm_eps': self.norm_eps}
+        model['block'] = {'gelu': self.block.gelu, 'norm_eps': self.block.norm_eps}
         return model | {'no_bias': () if self.qkv_bias else ('query', 'key', 'value')}, ENCODER
 
     def parameter_pictures(
@@ -167,12 +178,12 @@ class Model(base.Model):
 
     def _transformer(self, depth: int, num_heads: int, mlp_dim: int) -> Callable[..., Encoder]:
         """Make a factory of blocks and a final norm, called with `name`."""
-        shared: dict[str, Any] = {'norm_eps': self.norm_eps, 'dtype': jnp.dtype(self.dtype)}
+        shared: dict[str, Any] = {'norm_eps': self.block.norm_eps, 'dtype': jnp.dtype(self.dtype)}
         block = functools.partial(
             Block,
             num_heads=num_heads,
             mlp_dim=mlp_dim,
-            gelu=self.gelu,
+            gelu=self.block.gelu,
             attention_by=self.attention,
             options=BlockOptions(no_bias=() if self.qkv_bias else ('query', 'key', 'value')),
             **shared,

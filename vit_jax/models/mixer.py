@@ -30,6 +30,7 @@ from vit_jax.nn.maps import (
     require_grid,
 )
 from vit_jax.nn.norms import LayerNorm
+from vit_jax.nn.options import DropPathFields
 from vit_jax.nn.patches import PatchEmbed, patch_grid
 from vit_jax.nn.stochastic import Dropout, add_branch
 
@@ -71,10 +72,9 @@ class Model(base.Model):
       tokens_mlp_dim: D_S, hidden width of the MLPs over patches.
       channels_mlp_dim: D_C, hidden width of the MLPs over channels.
       dropout: Dropout rate after the patch embedding and each dense layer of a block.
-      drop_path: Stochastic depth of the last block, rising linearly from 0 at the first.
       head_bias: Initial value of the head's biases.
-      gelu: 'tanh' (approximate, the authors') or 'erf' (exact, timm's).
-      norm_eps: Added to the variance in norms.
+      block: Options of the blocks, see `DropPathFields`; `gelu` is 'tanh' for the authors' models,
+        'erf' for timm's.
       scan: One scanned block instead of `depth` unrolled ones; see `Encoder`.
       remat: Recomputation in the backward pass: False, 'dots', 'names' or 'nothing' (True).
       dtype: Computation dtype. Parameters and layer norm statistics stay float32.
@@ -90,10 +90,8 @@ class Model(base.Model):
     tokens_mlp_dim: int = 384
     channels_mlp_dim: int = 3072
     dropout: float = 0.0
-    drop_path: float = 0.0
+    block: DropPathFields = DropPathFields()
     head_bias: float = 0.0
-    gelu: str = 'tanh'
-    norm_eps: float = 1e-6
     scan: bool = False
     remat: bool | str = False
     dtype: str = 'float32'
@@ -101,7 +99,7 @@ class Model(base.Model):
     effects: ClassVar = {'head_bias': 'outputs'}
 
     def __post_init__(self) -> None:
-        check_fields(self, 'gelu', 'dtype', 'remat', 'dropout', 'drop_path')
+        check_fields(self, 'block.gelu', 'block.drop_path', 'dtype', 'remat', 'dropout')
         check_counts(self, 'patch_size', *FIELDS)
         super().__post_init__()
 
@@ -121,17 +119,17 @@ class Model(base.Model):
             Block,
             *(self.tokens_mlp_dim, self.channels_mlp_dim),
             dropout=self.dropout,
-            gelu=self.gelu,
-            norm_eps=self.norm_eps,
+            gelu=self.block.gelu,
+            norm_eps=self.block.norm_eps,
             dtype=dtype,
         )
         encoder = Encoder(
             block,
             self.depth,
-            self.drop_path,
+            self.block.drop_path,
             scan=self.scan,
             remat=self.remat,
-            norm_eps=self.norm_eps,
+            norm_eps=self.block.norm_eps,
             dtype=dtype,
             name='encoder',
         )
@@ -160,7 +158,7 @@ class Model(base.Model):
 
     def final_norm_of(self, params: Mapping[str, Any]) -> Callable[[Array], Array] | None:
         """Bind the norm after the last block."""
-        return bind_norm('layer', self.norm_eps, self.dtype, params['encoder'].get('norm'))
+        return bind_norm('layer', self.block.norm_eps, self.dtype, params['encoder'].get('norm'))
 
     def layer_order(self) -> tuple[str, ...]:
         """List patterns of the layers' parameters in order: the embedding, then each block."""

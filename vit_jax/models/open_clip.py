@@ -6,51 +6,61 @@ Perception Encoder (arXiv:2504.13181) and SigLIP (arXiv:2303.15343).
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, ClassVar
 
 from vit_jax import signatures
 from vit_jax.errors import UserError, check_choice
 from vit_jax.models import siglip, vit
 from vit_jax.models.clip import variant as variant
+from vit_jax.models.siglip import LogitFields
 from vit_jax.models.text_encoder import check_eos
-from vit_jax.nn.options import POOLS, complete, regroup
+from vit_jax.nn.options import POOLS, PlainBlockFields, PoolKind, complete, regroup
 
 HEADS = ('image', 'text', 'logits')
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenClipTextFields(siglip.TextFields):
+    """The text tower.
+
+    Attributes:
+      causal, eos: Options of the model `text_encoder`.
+    """
+
+    causal: bool = True
+    eos: int | str | None = 'largest'
 
 
 class Model(siglip.Model):
     """Model `siglip` whose image tower may have any options of a ViT.
 
     Attributes:
-      pool: Pooling of the image tower, see `pool.kind` of the model `vit`.
+      pool: Pooling of the image tower, see the model `vit`.
       image_options: Options of the image tower beyond its shape, see the model `vit`; for example
         'vit(block={"mlp": "swiglu"})'.
-      causal, eos: Options of the text tower, see the model `text_encoder`.
       no_bias: Heads without biases: some of 'image', 'text' and 'logits'.
-      init_scale: Initial scale; training limits it to 100, as in CLIP.
-      gelu, norm_eps: Options of the text tower, and of the image tower unless `image_options` sets
-        them.
+      logits: Initial scale and bias; training limits the scale to 100, as in CLIP.
+      block: Options of the text tower, and of the image tower unless `image_options` sets them.
 
     Raises:
       UserError: as in `siglip`, or for an option that a ViT does not have.
     """
 
-    pool: str = 'cls'
+    pool: PoolKind = PoolKind('cls')
+    texts: OpenClipTextFields = OpenClipTextFields()
     project: bool = True
     image_options: str = 'vit()'
-    causal: bool = True
-    eos: int | str | None = 'largest'
     no_bias: tuple[str, ...] = ('text', 'logits')
-    init_scale: float = 1 / 0.07
-    gelu: str = 'erf'
-    norm_eps: float = 1e-5
+    logits: LogitFields = LogitFields(1 / 0.07)
+    block: PlainBlockFields = PlainBlockFields(gelu='erf', norm_eps=1e-5)
 
     pools = POOLS
     largest = siglip.CLIP_SCALE
-    effects: ClassVar = {'causal': 'outputs', 'eos': 'binding'}
+    effects: ClassVar = {'texts.causal': 'outputs', 'texts.eos': 'binding'}
 
     def __post_init__(self) -> None:
-        check_eos(self.eos, self.vocab_size)
+        check_eos(self.texts.eos, self.vocab_size)
         for part in self.no_bias:
             check_choice('part of no_bias', part, HEADS)
         self._parse_image_options()
@@ -62,8 +72,8 @@ class Model(siglip.Model):
 
     @property
     def end_of_text(self) -> int | None:
-        """Id that texts have to end with; None if they need none."""
-        return self.eos if isinstance(self.eos, int) else None
+        """The id that texts have to end with; None if they need none."""
+        return self.texts.eos if isinstance(self.texts.eos, int) else None
 
     def _parse_image_options(self) -> dict[str, Any]:
         """Parse `image_options`, and check names and types."""
@@ -83,7 +93,3 @@ class Model(siglip.Model):
     @property
     def _image_fields(self) -> dict[str, Any]:
         return regroup(vit.Model, super()._image_fields, self._parse_image_options())
-
-    @property
-    def _text_fields(self) -> dict[str, Any]:
-        return super()._text_fields | {'causal': self.causal, 'eos': self.eos}

@@ -15,19 +15,18 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 
-from vit_jax.array_types import Float, Int, Key
-from vit_jax.errors import UserError, check_choice, check_multiple
-from vit_jax.models import base, jit
-from vit_jax.models.base import Size, check_counts, check_fields
+from vit_jax.array_types import Float, Int
+from vit_jax.errors import UserError, check_choice
+from vit_jax.models import jit
+from vit_jax.models._generator import Generator, Inputs, among_patches
+from vit_jax.models.base import check_counts
 from vit_jax.nn.attention import recomputed
 from vit_jax.nn.blocks import SwiGlu
-from vit_jax.nn.dense import Dense
-from vit_jax.nn.maps import AttentionMap, ParameterPictures, collect, embedding_filters
+from vit_jax.nn.maps import AttentionMap, collect
 from vit_jax.nn.multi_head import MultiHeadAttention
 from vit_jax.nn.norms import RMSNorm
-from vit_jax.nn.patches import PatchEmbed, patch_grid, unpatchify
+from vit_jax.nn.patches import patch_grid
 from vit_jax.nn.rotary import Layout, Rotary, rope
-from vit_jax.nn.stochastic import example_keys
 
 # name: width, depth, mlp_dim, num_heads, bottleneck, head_depth
 VARIANTS = {
@@ -54,137 +53,75 @@ def variant(name: str) -> dict[str, int]:
     return {'patch_size': int(patch), **dict(zip(fields, VARIANTS[shape], strict=True))}
 
 
-class Model(base.Model):
+class Model(Generator):
     """A ViT with tokens of class, guidance and span before the patches, and two heads.
 
-    The time itself is not an input, only the span (arXiv:2502.13129).
+    The time itself is not an input, only the span (arXiv:2502.13129). The conditions are the span,
+    1 - 1/w of the guidance w, and the noise levels between which it acts; None for a span of 0
+    without guidance. Besides `image`, the end of the average velocity, the output `instant` is that
+    of the velocity at t.
 
     Attributes:
-      num_classes: Number of classes; None or 0 for generation without classes.
-      patch_size: Side of a patch in pixels.
-      width: D, token width.
       depth: Number of blocks from the pixels to a prediction.
       head_depth: Number of these blocks that belong to one of the two heads.
-      mlp_dim: Hidden width of SwiGLU.
-      num_heads: Number of attention heads; divides width.
-      bottleneck: Width between the two linear layers that embed a patch.
       class_tokens, guidance_tokens, interval_tokens, span_tokens: Numbers of tokens of the class,
         of the guidance, of each end of its interval, and of the span.
-      norm_eps: Number added to the mean square in RMS norms.
-      remat: Recomputation in the backward pass; see the model `vit`.
       attention: Implementation; see the model `vit`. Training needs 'xla', since the other kernels
         have no forward mode.
-      dtype: Computation dtype. Parameters, conditions, norms' statistics, softmax and the last
-        layers stay float32.
-      residual_dtype: Dtype of the residual stream; the computation's if None.
 
     Raises:
-      UserError: if a field has no such value, or images do not fit the patches.
+      UserError: for an invalid field, or images that do not fit the patches.
     """
 
-    num_classes: int | None = None
-    patch_size: int = 16
-    width: int = 768
     depth: int = 16
     head_depth: int = 8
-    mlp_dim: int = 2048
-    num_heads: int = 12
-    bottleneck: int = 128
     class_tokens: int = 8
     guidance_tokens: int = 4
     interval_tokens: int = 2
     span_tokens: int = 4
-    norm_eps: float = 1e-6
-    remat: bool | str = False
     attention: str = 'xla'
-    dtype: str = 'float32'
-    residual_dtype: str | None = None
 
     head_layers = ('final', 'instant_final')
+    patch_bias = True
 
     def __post_init__(self) -> None:
-        check_fields(self, 'attention', 'dtype', 'residual_dtype', 'remat')
-        check_counts(self, 'bottleneck', 'depth', 'class_tokens', 'guidance_tokens')
-        check_counts(self, 'interval_tokens', 'span_tokens')
-        check_multiple('width', self.width, 'num_heads', self.num_heads)
+        check_counts(self, 'class_tokens', 'guidance_tokens', 'interval_tokens', 'span_tokens')
         if not 0 <= self.head_depth <= self.depth:
             raise UserError(f'head_depth={self.head_depth}: must be from 0 to depth={self.depth}')
         super().__post_init__()
 
-    @nn.compact
-    def __call__(
-        self,
-        images: Float[Array, 'B H W C'],
-        time: Float[Array, ' B'],
-        labels: Int[Array, ' B'],
-        given: Float[Array, 'B H W c'] | None = None,
-        conditions: Float[Array, 'B 4'] | None = None,
-        train: bool = False,
-    ) -> dict[str, Float[Array, 'B H W C']]:
-        """Predict images from noisy ones: at the end of the average velocity, and of the instant.
-
-        Args:
-          images: Z = t x + (1 - t) e.
-          time: T; not an input of the layers.
-          labels: Classes; -1 for none.
-          given: Further channels of the input, which are not predicted; None for none.
-          conditions: Span, 1 - 1/w of the guidance w, and the noise levels between which it acts;
-            None for a span of 0 without guidance.
-          train: No effect: there is no dropout.
-
-        Returns:
-          image, instant: Predictions of the two heads, float32.
-        """
-        del time, train
-        _, height, width, channels = images.shape
-        grid, dtype = patch_grid(height, width, self.patch_size), jnp.dtype(self.dtype)
-        pixels = images if given is None else jnp.concatenate([images, given], axis=-1)
-        x = PatchEmbed(self.patch_size, self.bottleneck, dtype, name='patch_embed')(pixels)
-        x = Dense(self.width, dtype=dtype, name='embed')(x)
-        x = jnp.concatenate([self._condition_tokens(labels, conditions).astype(x.dtype), x], axis=1)
+    def predict_patches(self, inputs: Inputs) -> dict[str, Float[Array, 'B N P']]:
+        """Predict images at the end of the average velocity, and of the instant."""
+        x = inputs.tokens
+        tokens = self._condition_tokens(inputs.labels, inputs.conditions).astype(x.dtype)
+        x = jnp.concatenate([tokens, x], axis=1)
         posemb = self.param('posemb', nn.initializers.normal(0.02), (1, *x.shape[1:]))
-        x = (x + posemb).astype(self.residual_dtype or dtype)
-        prefix, size = x.shape[1] - math.prod(grid), self.width // self.num_heads
-        positions = rope(Layout(grid, first=prefix), size)
+        x = (x + posemb).astype(self.block.residual_dtype or jnp.dtype(self.dtype))
+        prefix, size = tokens.shape[1], self.width // self.num_heads
+        positions = rope(Layout(inputs.grid, first=prefix), size)
         shared = self.depth - self.head_depth
         x = self._encode(x, positions, [f'block_{i}' for i in range(shared)])
-        outputs = {}
+        patches = {}
         for output, head in (('image', ''), ('instant', 'instant_')):
             names = [f'{head}block_{i}' for i in range(shared, self.depth)]
             y = self._encode(x, positions, names)[:, prefix:].astype(jnp.float32)
-            y = RMSNorm(self.norm_eps, name=f'{head}norm')(y)
-            values = self.patch_size**2 * channels
-            y = nn.Dense(values, kernel_init=_zeros, name=f'{head}final')(y)
-            outputs[output] = unpatchify(y, grid, self.patch_size)
-        return outputs
-
-    def example_keys(self, rows: int) -> Key[Array, ' B']:
-        """Return a key for each row from the random stream 'noise'."""
-        return example_keys(self.make_rng('noise'), rows)
+            y = RMSNorm(self.block.norm_eps, name=f'{head}norm')(y)
+            layer = nn.Dense(inputs.values, kernel_init=_zeros, name=f'{head}final')
+            patches[output] = layer(y)
+        return patches
 
     def attention_maps(
         self, intermediates: Mapping[str, Any], images: Float[Array, 'B H W C'], *_: Any
     ) -> list[AttentionMap]:
-        """Return attention among patches in the blocks that lead to the average velocity.
+        """Collect attention among patches in the blocks that lead to the average velocity.
 
         The weights of a patch are divided by their sum over patches.
         """
         grid = patch_grid(images.shape[1], images.shape[2], self.patch_size)
-        maps = []
-        for name, weights, *_grids in collect({'encoder': intermediates}, 'encoder', grid, grid):
-            among = jnp.asarray(weights)[..., -math.prod(grid) :, -math.prod(grid) :]
-            maps.append(AttentionMap(name, among / among.sum(-1, keepdims=True), grid, grid))
-        return maps
-
-    def parameter_pictures(
-        self, params: Mapping[str, Any], image_size: Size | None
-    ) -> list[ParameterPictures]:
-        """Return the filters that embed patches."""
-        del image_size
-        return embedding_filters(params)
+        return among_patches(collect({'encoder': intermediates}, 'encoder', grid, grid), grid)
 
     def layer_order(self) -> tuple[str, ...]:
-        """Return patterns of the layers' parameters from the image on; the last layer is last."""
+        """List patterns of the layers' parameters from the image on, in order."""
         first = '^(patch_embed|embed|posemb|class_embed|.*_embed|.*_tokens)(/|$)'
         blocks = (f'^(instant_)?block_{i}/' for i in range(self.depth))
         return first, *blocks
@@ -226,7 +163,7 @@ class Model(base.Model):
             block = Block(
                 self.num_heads,
                 self.mlp_dim,
-                self.norm_eps,
+                self.block.norm_eps,
                 jnp.dtype(self.dtype),
                 self.attention,
                 name=name,

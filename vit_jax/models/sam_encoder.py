@@ -19,13 +19,15 @@ from jax import Array
 from vit_jax.array_types import Float
 from vit_jax.errors import UserError, check_multiple
 from vit_jax.models import base
-from vit_jax.models.base import Params, Resized, Size, check_counts, check_fields, resize_positions
+from vit_jax.models._resizing import resize_positions
+from vit_jax.models.base import Params, Resized, Size, check_counts, check_fields
 from vit_jax.nn.attention import recomputed
 from vit_jax.nn.blocks import Mlp
 from vit_jax.nn.dense import class_head
 from vit_jax.nn.maps import AttentionMap, HiddenState
 from vit_jax.nn.multi_head import KeyValue, MultiHeadAttention
 from vit_jax.nn.norms import LayerNorm
+from vit_jax.nn.options import DropPathFields
 from vit_jax.nn.patches import PatchEmbed, patch_grid
 from vit_jax.nn.positions import learned
 from vit_jax.nn.stochastic import Dropout, DropPath, add_branch
@@ -51,10 +53,8 @@ class Model(base.Model):
       posemb: Whether learned positions are added to the tokens: 'learn' or 'none'.
       neck: Channels of the convolutions after the blocks; None for a layer norm instead.
       dropout: Dropout rate after the positions and each dense layer of an MLP.
-      drop_path: Stochastic depth of the last block, rising linearly from 0 at the first.
       head_bias: Initial value of the head's biases.
-      gelu: 'tanh' (approximate), 'erf' (exact) or 'quick'.
-      norm_eps: Value added to the variance in the blocks' norms.
+      block: Options of the blocks, see `DropPathFields`.
       remat: Recomputation in the backward pass: False, 'dots', 'names' or 'nothing' (True).
       dtype: Computation dtype. Parameters, layer norm statistics and softmax stay float32.
 
@@ -73,17 +73,15 @@ class Model(base.Model):
     posemb: str = 'learn'
     neck: int | None = 256
     dropout: float = 0.0
-    drop_path: float = 0.0
+    block: DropPathFields = DropPathFields(gelu='erf')
     head_bias: float = 0.0
-    gelu: str = 'erf'
-    norm_eps: float = 1e-6
     remat: bool | str = False
     dtype: str = 'float32'
 
     effects: ClassVar = {'head_bias': 'outputs'}
 
     def __post_init__(self) -> None:
-        check_fields(self, 'gelu', 'dtype', 'remat', 'dropout', 'drop_path')
+        check_fields(self, 'block.gelu', 'block.drop_path', 'dtype', 'remat', 'dropout')
         check_counts(self, 'patch_size', 'width', 'depth', 'mlp_dim', 'num_heads', 'window', 'neck')
         check_multiple('width', self.width, 'num_heads', self.num_heads)
         if self.posemb not in ('learn', 'none'):
@@ -106,13 +104,13 @@ class Model(base.Model):
         dtype = jnp.dtype(self.dtype)
         x = self._embed(images, train, dtype)
         apply = recomputed(lambda block, x, rate: block(x, train, rate), self.remat)
-        for i, rate in enumerate(np.linspace(0.0, self.drop_path, self.depth)):
+        for i, rate in enumerate(np.linspace(0.0, self.block.drop_path, self.depth)):
             block = Block(
                 *(self.num_heads, self.mlp_dim),
                 window=0 if i in self.global_blocks else self.window,
                 dropout=self.dropout,
-                gelu=self.gelu,
-                norm_eps=self.norm_eps,
+                gelu=self.block.gelu,
+                norm_eps=self.block.norm_eps,
                 dtype=dtype,
                 name=f'block_{i}',
             )

@@ -6,6 +6,7 @@ arXiv:2106.04560. Towers of CLIP (arXiv:2103.00020) and LiT (arXiv:2111.07991) h
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
@@ -20,9 +21,11 @@ from vit_jax.models import base, text_encoder, vit
 from vit_jax.models.base import Params, Resized, Size, check_fields
 from vit_jax.nn.maps import AttentionMap, HiddenState, ParameterPictures
 from vit_jax.nn.norms import unit
+from vit_jax.nn.options import PlainBlockFields, PoolKind
 from vit_jax.ops.sequences import Sequences
 
 POOLS = ('map', 'gap', 'cls')
+SHAPE = ('width', 'depth', 'mlp_dim', 'num_heads')
 # In CLIP, logits are not scaled by more than 100 (arXiv:2103.00020, section 2.5).
 CLIP_SCALE = (('^log_scale$', math.log(100)),)
 
@@ -34,8 +37,35 @@ def variant(name: str) -> dict[str, int]:
       UserError: as in `vit.variant`.
     """
     image = vit.variant(name)
-    text = {f'text_{key}': value for key, value in image.items() if key != 'patch_size'}
+    text = {f'text_{key}': image[key] for key in SHAPE}
     return image | text | {'embed_dim': image['width']}
+
+
+@dataclasses.dataclass(frozen=True)
+class TextFields:
+    """The text tower.
+
+    Attributes:
+      width, depth, mlp_dim, num_heads: Sizes, see the model `vit`.
+    """
+
+    width: int = 768
+    depth: int = 12
+    mlp_dim: int = 3072
+    num_heads: int = 12
+
+
+@dataclasses.dataclass(frozen=True)
+class LogitFields:
+    """Initial values of the logits' scale and bias.
+
+    Attributes:
+      scale: The paper's t; the parameter `log_scale` is its logarithm t'.
+      bias: The paper's b, which compensates for the many negatives. It has no effect on a softmax.
+    """
+
+    scale: float = 10.0
+    bias: float = -10.0
 
 
 class Model(base.Model):
@@ -47,17 +77,14 @@ class Model(base.Model):
       vocab_size: Number of ids of texts, in 0..vocab_size-1.
       length: Number of ids of a text, including padding.
       patch_size, width, depth, mlp_dim, num_heads: Sizes of the image tower, see the model `vit`.
-      pool: Pooling of the image tower: 'map', attention pooling; 'gap' or 'cls' for towers started
-        from a ViT with this pooling.
-      text_width, text_depth, text_mlp_dim, text_num_heads: Sizes of the text tower.
+      pool: Pooling of the image tower: the kind 'map', attention pooling; 'gap' or 'cls' for towers
+        started from a ViT with this pooling.
+      texts: Options of the text tower, see `TextFields`.
       embed_dim: E, size of the embeddings; the width of the image tower unless `project` is set.
       project: Whether a dense layer follows the image tower, as in CLIP. SigLIP has none.
-      init_scale: Initial value of the paper's t; the parameter `log_scale` is its logarithm t'.
-      init_bias: Initial value of the paper's b, which compensates for the many negatives. It has no
-        effect on a softmax.
+      logits: Initial scale and bias of the logits, see `LogitFields`.
       dropout: Dropout rate of both towers.
-      gelu: 'tanh' (approximate) or 'erf' (exact).
-      norm_eps: Value added to the variance in layer norms.
+      block: Options of the blocks of both towers, see `PlainBlockFields`.
       scan: One scanned block instead of unrolled ones, in both towers; see the model `vit`.
       remat: Recomputation in the backward pass, in both towers; see the model `vit`.
       attention: Implementation: 'xla', 'pallas', 'cudnn' or 'auto'; see the model `vit`.
@@ -75,18 +102,13 @@ class Model(base.Model):
     depth: int = 12
     mlp_dim: int = 3072
     num_heads: int = 12
-    pool: str = 'map'
-    text_width: int = 768
-    text_depth: int = 12
-    text_mlp_dim: int = 3072
-    text_num_heads: int = 12
+    pool: PoolKind = PoolKind('map')
+    texts: TextFields = TextFields()
     embed_dim: int = 768
     project: bool = False
-    init_scale: float = 10.0
-    init_bias: float = -10.0
+    logits: LogitFields = LogitFields()
     dropout: float = 0.0
-    gelu: str = 'tanh'
-    norm_eps: float = 1e-6
+    block: PlainBlockFields = PlainBlockFields()
     scan: bool = False
     remat: bool | str = False
     attention: str = 'auto'
@@ -100,17 +122,17 @@ class Model(base.Model):
     biases: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_choice('pool', self.pool, self.pools)
-        check_fields(self, 'gelu', 'attention', 'dtype', 'remat', 'dropout')
+        check_choice('pool.kind', self.pool.kind, self.pools)
+        check_fields(self, 'block.gelu', 'attention', 'dtype', 'remat', 'dropout')
         check_multiple('width', self.width, 'num_heads', self.num_heads)
-        check_multiple('text_width', self.text_width, 'text_num_heads', self.text_num_heads)
+        check_multiple('texts.width', self.texts.width, 'texts.num_heads', self.texts.num_heads)
         if not self.project and self.embed_dim != self.width:
             raise UserError(
                 f'embed_dim={self.embed_dim}: the image tower has width {self.width}; make them '
                 'equal, or set project=True'
             )
-        if self.init_scale <= 0:
-            raise UserError(f'init_scale={self.init_scale}: must be positive')
+        if self.logits.scale <= 0:
+            raise UserError(f'logits.scale={self.logits.scale}: must be positive')
         super().__post_init__()
 
     def setup(self) -> None:
@@ -119,7 +141,7 @@ class Model(base.Model):
         if self.project:
             biased = self.has_bias('image')
             self.image_head = nn.Dense(self.embed_dim, biased, jnp.dtype(self.dtype))
-        start = nn.initializers.constant(math.log(self.init_scale))
+        start = nn.initializers.constant(math.log(self.logits.scale))
         self.log_scale = self.param('log_scale', start, ())
         self.bias = self._bias()
 
@@ -213,25 +235,20 @@ class Model(base.Model):
     def _bias(self) -> Float[Array, '']:
         if not self.has_bias('logits'):
             return jnp.zeros(())
-        return self.param('bias', nn.initializers.constant(self.init_bias), ())
+        return self.param('bias', nn.initializers.constant(self.logits.bias), ())
 
     @property
     def _image_fields(self) -> dict[str, Any]:
-        shape = ('patch_size', 'width', 'depth', 'mlp_dim', 'num_heads')
-        same = (*shape, 'dropout', 'scan', 'remat', 'attention', 'dtype')
+        same = ('patch_size', *SHAPE, 'dropout', 'scan', 'remat', 'attention', 'dtype')
         return {
             **{name: getattr(self, name) for name in same},
-            'block': {'gelu': self.gelu, 'norm_eps': self.norm_eps},
+            'block': vars(self.block),
             'positions': {'std': self.width**-0.5},
-            'pool': {'kind': self.pool},
+            'pool': vars(self.pool),
         }
 
     @property
     def _text_fields(self) -> dict[str, Any]:
-        shape = ('width', 'depth', 'mlp_dim', 'num_heads')
-        same = ('dropout', 'gelu', 'norm_eps', 'scan', 'remat', 'attention', 'dtype')
-        fields = {name: getattr(self, f'text_{name}') for name in shape}
-        fields |= {name: getattr(self, name) for name in same}
-        sizes = {'vocab_size': self.vocab_size, 'length': self.length}
-        heads = {'num_classes': self.embed_dim, 'head_bias': self.has_bias('text')}
-        return fields | sizes | heads
+        same = ('vocab_size', 'length', 'dropout', 'block', 'scan', 'remat', 'attention', 'dtype')
+        fields = {**vars(self.texts), **{name: getattr(self, name) for name in same}}
+        return fields | {'num_classes': self.embed_dim, 'head_bias': self.has_bias('text')}

@@ -3,6 +3,7 @@
 Liu et al., 2021, arXiv:2103.14030.
 """
 
+import dataclasses
 import functools
 import re
 from collections.abc import Callable, Mapping
@@ -19,13 +20,14 @@ from vit_jax.errors import UserError, check_choice
 from vit_jax.models import base
 from vit_jax.models.base import Params, Resized, Size, bind_norm, check_counts, check_fields
 from vit_jax.nn.maps import AttentionMap, HiddenState, ParameterPictures, collect_stages
+from vit_jax.nn.merging import PatchMerging
 from vit_jax.nn.norms import LayerNorm
+from vit_jax.nn.options import DropPathFields
 from vit_jax.nn.patches import PatchEmbed
 from vit_jax.nn.stochastic import Dropout
 from vit_jax.nn.windows import (
     INIT,
     Block,
-    PatchMerging,
     Stage,
     WindowMap,
     Windows,
@@ -64,6 +66,22 @@ def variant(name: str) -> dict[str, Any]:
     }
 
 
+@dataclasses.dataclass(frozen=True)
+class SwinBlockFields(DropPathFields):
+    """Blocks of windows.
+
+    Attributes:
+      attention_dropout: Dropout rate of the attention weights.
+      residual_dtype: Dtype of the first stage's residual stream; None for the computation dtype, to
+        which merging casts it, as in the authors' mixed precision.
+    """
+
+    norm_eps: float = 1e-5
+    gelu: str = 'erf'
+    attention_dropout: float = 0.0
+    residual_dtype: str | None = None
+
+
 class Model(base.Model):
     """Swin. Images of any size, square or not: maps are padded to windows, see `nn/windows.py`.
 
@@ -77,15 +95,10 @@ class Model(base.Model):
       mlp_ratio: Hidden width of the blocks' MLPs divided by the token width.
       qkv_bias: Whether queries, keys and values have biases; in Swin v2 keys never do.
       dropout: Dropout rate after the embedding, the attention and each dense layer of an MLP.
-      attention_dropout: Dropout rate of the attention weights.
-      drop_path: Stochastic depth of the last block, rising linearly from 0 at the first.
-      gelu: 'tanh' (approximate) or 'erf' (exact).
-      norm_eps: Value added to the variance in layer norms.
+      block: Options of the blocks, see `SwinBlockFields`.
       pad_value: Value of each channel in the padding of images that whole patches do not tile.
       remat: Recomputation in the backward pass; see the model `vit`.
       dtype: Computation dtype. Parameters, layer norm statistics and softmax stay float32.
-      residual_dtype: Dtype of the first stage's residual stream; None for the computation dtype, to
-        which merging casts it, as in the authors' mixed precision.
       attention: Implementation: 'xla'; 'pallas', a TPU kernel without dropout of weights; or
         'auto', the kernel if the devices support it. See docs/attention.md.
 
@@ -102,22 +115,18 @@ class Model(base.Model):
     mlp_ratio: float = 4.0
     qkv_bias: bool = True
     dropout: float = 0.0
-    attention_dropout: float = 0.0
-    drop_path: float = 0.0
-    gelu: str = 'erf'
-    norm_eps: float = 1e-5
+    block: SwinBlockFields = SwinBlockFields()
     pad_value: tuple[float, ...] = (0.0,)
     remat: bool | str = False
     dtype: str = 'float32'
-    residual_dtype: str | None = None
     attention: str = 'auto'
 
     merging: ClassVar[Callable[..., nn.Module]] = PatchMerging
     effects: ClassVar[Mapping[str, str]] = {'pad_value': 'outputs'}
 
     def __post_init__(self) -> None:
-        check_fields(self, 'gelu', 'dtype', 'residual_dtype', 'attention', 'remat')
-        check_fields(self, 'dropout', 'attention_dropout', 'drop_path')
+        check_fields(self, 'dtype', 'attention', 'remat', 'dropout', 'block.gelu')
+        check_fields(self, 'block.residual_dtype', 'block.attention_dropout', 'block.drop_path')
         check_counts(self, 'window')
         _check_stages(self.width, self.depths, self.num_heads)
         super().__post_init__()
@@ -142,7 +151,7 @@ class Model(base.Model):
         x = self._embed(images, train, dtype)
         for i in range(len(self.depths)):
             x = self._stage(i, dtype)(x, train)
-        features = LayerNorm(self.norm_eps, dtype=dtype, name='norm')(x)
+        features = LayerNorm(self.block.norm_eps, dtype=dtype, name='norm')(x)
         outputs = {'features': features, 'pre_logits': features.mean(axis=(1, 2))}
         if self.num_classes:
             head = nn.Dense(self.num_classes, dtype=jnp.float32, kernel_init=INIT, name='head')
@@ -173,7 +182,7 @@ class Model(base.Model):
 
     def final_norm_of(self, params: Mapping[str, Any]) -> Callable[[Array], Array] | None:
         """Bind the norm after the last stage."""
-        return bind_norm('layer', self.norm_eps, self.dtype, params['norm'])
+        return bind_norm('layer', self.block.norm_eps, self.dtype, params['norm'])
 
     def parameter_pictures(
         self, params: Mapping[str, Any], image_size: Size | None
@@ -232,8 +241,8 @@ class Model(base.Model):
         batch, height, width, _ = x.shape
         x = PatchEmbed(patch, self.width, dtype, name='patch_embed')(x)
         x = x.reshape(batch, height // patch, width // patch, -1)
-        residual = jnp.dtype(self.residual_dtype or dtype)
-        x = LayerNorm(self.norm_eps, dtype=residual, name='embed_norm')(x)
+        residual = jnp.dtype(self.block.residual_dtype or dtype)
+        x = LayerNorm(self.block.norm_eps, dtype=residual, name='embed_norm')(x)
         return Dropout(self.dropout)(x, train)
 
     def _windows(self, i: int, j: int, height: int, width: int) -> Windows:
@@ -251,22 +260,22 @@ class Model(base.Model):
             'mlp_ratio': self.mlp_ratio,
             'qkv_bias': self.qkv_bias,
             'dropout': self.dropout,
-            'attention_dropout': self.attention_dropout,
-            'gelu': self.gelu,
-            'norm_eps': self.norm_eps,
+            'attention_dropout': self.block.attention_dropout,
+            'gelu': self.block.gelu,
+            'norm_eps': self.block.norm_eps,
             'dtype': dtype,
             'attention_by': self.attention,
         }
 
     def _stage(self, i: int, dtype: Any) -> Stage:
         before, depth = sum(self.depths[:i]), self.depths[i]
-        rates = np.linspace(0.0, self.drop_path, sum(self.depths))[before : before + depth]
+        rates = np.linspace(0.0, self.block.drop_path, sum(self.depths))[before : before + depth]
         return Stage(
             self._block(i, dtype),
             tuple(rates.tolist()),
             self.merging if i + 1 < len(self.depths) else None,
             remat=self.remat,
-            norm_eps=self.norm_eps,
+            norm_eps=self.block.norm_eps,
             dtype=dtype,
             name=f'stage_{i}',
         )

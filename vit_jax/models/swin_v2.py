@@ -18,12 +18,12 @@ from vit_jax.models import swin
 from vit_jax.models.base import Params, Resized, Size
 from vit_jax.models.swin import VARIANTS as VARIANTS
 from vit_jax.nn.maps import ParameterPictures
+from vit_jax.nn.merging import Reduction
 from vit_jax.nn.norms import LayerNorm, unit
 from vit_jax.nn.stochastic import Dropout, DropPath
 from vit_jax.nn.windows import (
     INIT,
     Block,
-    Reduction,
     WindowAttention,
     Windows,
     gather_biases,

@@ -20,8 +20,9 @@ from vit_jax.errors import UserError
 from vit_jax.models import swin_v2
 from vit_jax.models.swin_v2 import CosineWindowAttention, PostNormBlock
 from vit_jax.models.swin_v2 import variant as variant
+from vit_jax.nn.merging import PatchMerging
 from vit_jax.nn.norms import LayerNorm, unit
-from vit_jax.nn.windows import INIT, PatchMerging, Windows, gather_biases
+from vit_jax.nn.windows import INIT, Windows, gather_biases
 
 HIDDEN = 384  # width of the MLP of the biases
 

@@ -19,6 +19,7 @@ from vit_jax.models import base
 from vit_jax.models.base import bind_norm, check_counts, check_fields
 from vit_jax.nn.blocks import Block, BlockOptions, Encoder
 from vit_jax.nn.maps import HiddenState, collect_blocks
+from vit_jax.nn.options import PlainBlockFields
 from vit_jax.nn.positions import learned
 from vit_jax.ops.search import EOS
 
@@ -42,8 +43,7 @@ class Model(base.Model):
         None for the last token (SigLIP).
       head_bias: Whether the head has biases (SigLIP).
       dropout: Dropout rate after each dense layer of a block.
-      gelu: 'tanh' (approximate), 'erf' (exact) or 'quick' (CLIP's).
-      norm_eps: Added to the variance in layer norms.
+      block: Options of the blocks, see `PlainBlockFields`.
       scan, remat, attention, dtype: See the model `vit`.
 
     Raises:
@@ -61,8 +61,7 @@ class Model(base.Model):
     eos: int | str | None = None
     head_bias: bool = True
     dropout: float = 0.0
-    gelu: str = 'tanh'
-    norm_eps: float = 1e-6
+    block: PlainBlockFields = PlainBlockFields()
     scan: bool = False
     remat: bool | str = False
     attention: str = 'auto'
@@ -71,7 +70,7 @@ class Model(base.Model):
     effects: ClassVar = {'causal': 'binding', 'eos': 'binding'}
 
     def __post_init__(self) -> None:
-        check_fields(self, 'gelu', 'attention', 'dtype', 'remat', 'dropout')
+        check_fields(self, 'block.gelu', 'attention', 'dtype', 'remat', 'dropout')
         check_counts(self, 'vocab_size', 'length')
         check_multiple('width', self.width, 'num_heads', self.num_heads)
         check_eos(self.eos, self.vocab_size)
@@ -121,8 +120,8 @@ class Model(base.Model):
         ]
 
     def final_norm_of(self, params: Mapping[str, Any]) -> Callable[[Array], Array] | None:
-        """Return the encoder's last norm."""
-        return bind_norm('layer', self.norm_eps, self.dtype, params['encoder']['norm'])
+        """The encoder's last norm."""
+        return bind_norm('layer', self.block.norm_eps, self.dtype, params['encoder']['norm'])
 
     def _embed(self, ids: Int[Array, 'B N']) -> Float[Array, 'B N D']:
         """Ids and their positions as tokens."""
@@ -137,13 +136,13 @@ class Model(base.Model):
         return embed(ids) + learned(self, self.length, self.width, std).astype(dtype)
 
     def _encoder(self) -> Encoder:
-        common: dict[str, Any] = {'norm_eps': self.norm_eps, 'dtype': jnp.dtype(self.dtype)}
+        common: dict[str, Any] = {'norm_eps': self.block.norm_eps, 'dtype': jnp.dtype(self.dtype)}
         block = functools.partial(
             Block,
             num_heads=self.num_heads,
             mlp_dim=self.mlp_dim,
             dropout=self.dropout,
-            gelu=self.gelu,
+            gelu=self.block.gelu,
             attention_by=self.attention,
             options=BlockOptions(causal=self.causal),
             **common,

@@ -87,8 +87,6 @@ class Model(base.PatchModel):
       registers: Tokens between the class token and the patches, which no pooling reads
         (arXiv:2309.16588); without positions unless `positions.prefix` is 'all'.
       dropout: Dropout rate after the position embedding and each dense layer of a block.
-      attention_dropout: Dropout rate of the attention weights.
-      drop_path: Stochastic depth of the last block, rising linearly from 0 at the first.
       no_bias: Layers without biases: some of 'query', 'key', 'value', 'out', 'patch_embed', 'mlp',
         'norm' and 'head'.
       block: Options of the blocks and their norms, see `BlockFields`.
@@ -102,8 +100,6 @@ class Model(base.PatchModel):
         'cudnn', a kernel for GPUs in half precision; or 'auto', the kernel if the devices support
         it. See docs/attention.md.
       dtype: Computation dtype. Parameters, layer norm statistics and softmax stay float32.
-      residual_dtype: Dtype of the residual stream; None for the computation dtype. big_vision uses
-        'float32' with bfloat16 computation.
 
     Raises:
       UserError: for an invalid field, or images that do not fit the patches or `pos_embed`.
@@ -117,8 +113,6 @@ class Model(base.PatchModel):
     num_heads: int = 12
     registers: int = 0
     dropout: float = 0.0
-    attention_dropout: float = 0.0
-    drop_path: float = 0.0
     no_bias: tuple[str, ...] = ()
     block: BlockFields = BlockFields()
     positions: PositionFields = PositionFields()
@@ -128,14 +122,13 @@ class Model(base.PatchModel):
     remat: bool | str = False
     attention: str = 'auto'
     dtype: str = 'float32'
-    residual_dtype: str | None = None
 
     head_layers: ClassVar[tuple[str, ...]] = ('pre_logits', 'head')
 
     def __post_init__(self) -> None:
         options.check(self)
-        check_fields(self, 'attention', 'dtype', 'remat', 'residual_dtype')
-        check_fields(self, 'dropout', 'attention_dropout', 'drop_path')
+        check_fields(self, 'attention', 'dtype', 'remat', 'dropout', 'block.residual_dtype')
+        check_fields(self, 'block.attention_dropout', 'block.drop_path')
         check_multiple('width', self.width, 'num_heads', self.num_heads)
         if self.registers < 0:
             raise UserError(f'registers must be at least 0, not {self.registers}')
@@ -218,7 +211,7 @@ class Model(base.PatchModel):
     def _embed(self, images: Any, masked: Array | None, train: bool, dtype: Any) -> Array:
         """Embed: z_0 = [x_class; x_p^1 E; ...; x_p^N E] + E_pos, equation 1; registers if any."""
         # Blocks add to the residual stream in its dtype; their norms cast to the computation dtype.
-        residual = jnp.dtype(self.residual_dtype or dtype)
+        residual = jnp.dtype(self.block.residual_dtype or dtype)
         x = self._patches(images, dtype).astype(residual)
         if masked is not None:
             token = self.param('mask_token', nn.initializers.zeros, (1, 1, self.width))
@@ -267,7 +260,7 @@ class Model(base.PatchModel):
             num_heads=self.num_heads,
             mlp_dim=self.mlp_dim,
             dropout=self.dropout,
-            attention_dropout=self.attention_dropout,
+            attention_dropout=fields.attention_dropout,
             gelu=fields.gelu,
             norm_eps=fields.norm_eps,
             dtype=dtype,
@@ -277,7 +270,7 @@ class Model(base.PatchModel):
         return Encoder(
             block,
             self.depth,
-            self.drop_path,
+            fields.drop_path,
             scan=self.scan,
             remat=self.remat,
             final_norm=fields.final_norm and not self.pool.norm and fields.norm_place != 'post',

@@ -1,4 +1,4 @@
-"""Options of a ViT in groups, as configs nest them, and the flat names of earlier versions.
+"""Options of models in groups, as configs nest them, and the flat names of earlier versions.
 
 A group is a frozen dataclass that is the default of a model's field. Models accept it as a record
 or as a mapping with some of its keys, and also accept these keys under their flat names in `MOVED`.
@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
+import types
+import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -23,7 +25,7 @@ WITH_CLASS_TOKEN = ('cls', 'patches', 'cls_patches', 'cls_map', 'distilled')
 MEANS = ('gap', 'patches')
 KINDS = ('none', 'rope', 'rope_dinov3', 'relative')
 
-# Earlier top-level fields of a ViT, and their places in groups.
+# Earlier top-level fields of models, and their places in groups.
 MOVED = {
     **{'pool': 'pool.kind', 'pool_heads': 'pool.num_heads', 'pool_mlp_dim': 'pool.mlp_dim'},
     **{'fc_norm': 'pool.norm', 'posemb': 'positions.embed', 'posemb_prefix': 'positions.prefix'},
@@ -33,6 +35,13 @@ MOVED = {
     **{'norm_place': 'block.norm_place', 'norm_pre': 'block.norm_pre', 'mlp': 'block.mlp'},
     **{'final_norm': 'block.final_norm', 'layer_scale': 'block.layer_scale'},
     **{'qk_norm': 'block.qk_norm', 'inner_norm': 'block.inner_norm'},
+    **{'attention_dropout': 'block.attention_dropout', 'drop_path': 'block.drop_path'},
+    **{'residual_dtype': 'block.residual_dtype'},
+    **{'init_scale': 'logits.scale', 'init_bias': 'logits.bias'},
+    **{'text_width': 'texts.width', 'text_depth': 'texts.depth', 'text_mlp_dim': 'texts.mlp_dim'},
+    **{'text_num_heads': 'texts.num_heads', 'causal': 'texts.causal', 'eos': 'texts.eos'},
+    **{'layers': 'resnet.layers', 'backbone_width': 'resnet.width', 'dilate': 'resnet.dilate'},
+    **{'backbone_norm': 'resnet.norm', 'frozen_stages': 'resnet.frozen_stages'},
 }
 
 
@@ -40,13 +49,44 @@ _ROPE, _ROPE_DINOV3 = Rope(), RopeDinov3()
 
 
 @dataclasses.dataclass(frozen=True)
-class BlockFields:
-    """Blocks, and the norms before and after them.
+class NormFields:
+    """Norms of blocks.
+
+    Attributes:
+      norm_eps: Value added to the variance in norms.
+    """
+
+    norm_eps: float = 1e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class PlainBlockFields(NormFields):
+    """Blocks with a layer norm and a GELU.
 
     Attributes:
       gelu: 'tanh' (approximate), 'erf' (exact) or 'quick' (x sigmoid(1.702 x), CLIP's).
+    """
+
+    gelu: str = 'tanh'
+
+
+@dataclasses.dataclass(frozen=True)
+class DropPathFields(PlainBlockFields):
+    """Blocks that training leaves out at random.
+
+    Attributes:
+      drop_path: Stochastic depth of the last block, rising linearly from 0 at the first.
+    """
+
+    drop_path: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockFields(DropPathFields):
+    """Blocks, and the norms before and after them.
+
+    Attributes:
       norm: 'layer' or 'rms' (without means and biases, arXiv:1910.07467).
-      norm_eps: Value added to the variance in norms.
       norm_place: 'pre', the paper's; 'post', after the sums, without a final norm; or 'res_post',
         on the branches before the sums (Swin v2).
       norm_pre: Whether the tokens are also normalized before the first block (CLIP).
@@ -58,11 +98,12 @@ class BlockFields:
       mlp_norm: Whether the hidden layer of the MLP is normalized (EVA-02).
       layer_scale: Initial value of a learned factor for each channel of every branch
         (arXiv:2103.17239); None omits the factors.
+      attention_dropout: Dropout rate of the attention weights.
+      residual_dtype: Dtype of the residual stream; None for the computation dtype. big_vision uses
+        'float32' with bfloat16 computation.
     """
 
-    gelu: str = 'tanh'
     norm: str = 'layer'
-    norm_eps: float = 1e-6
     norm_place: str = 'pre'
     norm_pre: bool = False
     final_norm: bool = True
@@ -71,6 +112,13 @@ class BlockFields:
     mlp: str = 'mlp'
     mlp_norm: bool = False
     layer_scale: float | None = None
+    attention_dropout: float = 0.0
+    residual_dtype: str | None = None
+
+    @property
+    def without_training(self) -> BlockFields:
+        """Copy whose options of training and precision have their defaults."""
+        return dataclasses.replace(self, attention_dropout=0.0, drop_path=0.0, residual_dtype=None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,8 +160,8 @@ class PositionFields:
 
 
 @dataclasses.dataclass(frozen=True)
-class PoolFields:
-    """Input of the head.
+class PoolKind:
+    """The input of the head.
 
     Attributes:
       kind: 'cls': an extra class token, as in the paper. 'gap': mean of the tokens. 'patches': mean
@@ -121,13 +169,22 @@ class PoolFields:
         and that mean, [B 2 D], as for DINOv2's classifiers. 'map': attention pooling; 'cls_map':
         of all tokens, also a class token (PE core). 'none': no pooling. 'distilled': a class token
         and a distillation token, each with a head (DeiT, arXiv:2012.12877, section 4).
+    """
+
+    kind: str = 'cls'
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolFields(PoolKind):
+    """The input of the head.
+
+    Attributes:
       num_heads: Heads of attention pooling; None for the blocks' number.
       mlp_dim: Hidden width of attention pooling; None for the blocks' width.
       norm: Whether the final norm is applied to the mean of the tokens instead of to the tokens, as
         in fine-tuning of MAE (arXiv:2111.06377).
     """
 
-    kind: str = 'cls'
     num_heads: int | None = None
     mlp_dim: int | None = None
     norm: bool = False
@@ -265,6 +322,8 @@ def build(cls: type, fields: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
       UserError: for an unknown key of a group, or a value of another type.
     """
+    # `dataclasses.replace` appends unchanged groups to the changes, which are to win.
+    fields = dict(sorted(fields.items(), key=lambda pair: not is_group(pair[1])))
     return {
         name: _record(group, value, name)
         if is_group(group := defaults(cls).get(name)) and isinstance(value, Mapping)
@@ -280,14 +339,26 @@ def _record(default: Any, values: Mapping[str, Any], path: str) -> Any:
         if key not in vars(default):
             raise UserError(f'{path}: ' + nearest('key', key, vars(default)))
         old = getattr(default, key)
-        types = (int, float) if isinstance(old, float) else type(old)
-        is_valid = isinstance(value, types) and isinstance(value, bool) == isinstance(old, bool)
         if is_group(old):
             value = _record(old, value, f'{path}.{key}')
-        elif old is not None and not is_valid:
+        elif not _accepts(_annotations(type(default))[key], value):
             raise UserError(f'{path}.{key} must be like {old!r}, not {value!r}')
         changes[key] = value
     return dataclasses.replace(default, **changes)
+
+
+@functools.cache
+def _annotations(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def _accepts(annotation: Any, value: Any) -> bool:
+    """Whether a value has the type of an annotation such as `float | None`."""
+    union = isinstance(annotation, types.UnionType)
+    kinds = typing.get_args(annotation) if union else (annotation,)
+    plain = {typing.get_origin(kind) or kind for kind in kinds}
+    wide = plain | {int} if float in plain else plain
+    return type(value) in wide or (not isinstance(value, bool) and isinstance(value, tuple(wide)))
 
 
 def complete(cls: type, fields: Mapping[str, Any]) -> dict[str, Any]:
