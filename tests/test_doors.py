@@ -42,7 +42,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('one_device')]
 ROWS = {row.name: row for row in doors.rows()}
 WITHOUT_IMAGES = 'run_(reverse|rnn|seq2seq)|.*text_encoder.*'
 TOWERS = '.*(clip|siglip).*'
-HEADLESS = '(authors|transformers)_dinov3.*|sam.*|transformers_(vision_tower|yolos)'
+HEADLESS = '(authors|transformers)_dinov3.*|authors_dinov2|sam.*|transformers_(vision_tower|yolos)'
 PIXELS = 'run_(colorize|coltran.*|jit|pmf)'  # from images to images
 OTHER_VITS = '.*dinov3.*|transformers_(beit|dinov2|yolos)'
 # By door, patterns of rows and what the one line says.

@@ -97,7 +97,8 @@ OTHERS = {
     'detr table': (dataclasses.replace(detr.MODEL, norm='pre'), 'transformers'),
 }
 # Models of families that write none, whose files are made of arrays by their names.
-READ = {'inception': 'inception', 'timm_swin': 'swin', 'timm_swin_cr': 'swin_v2_cr'}
+READ = {'authors_dinov2': 'vit', 'inception': 'inception'}
+READ |= {'timm_swin': 'swin', 'timm_swin_cr': 'swin_v2_cr'}
 # Runs that `run_vit` trained for one step would be with these groups in its config.
 ADAM = {'name': 'adamw', 'lr': 1e-3}
 MUP = 'mup(mlp_dim=4)'
@@ -195,6 +196,9 @@ def write(row: Row, folder: pathlib.Path) -> pathlib.Path:
     if row.name == 'inception':
         files.write_safetensors(path, inception.parameters(1 / 32), {})
         return path
+    if row.name == 'authors_dinov2':
+        model = vit.Model(**BARE | {'num_heads': 1}, layer_scale=0.1)
+        return released.write_dinov2(drawn(model), path)
     if row.name == 'timm_swin':
         return released.write('swin timm', path)
     if row.name == 'timm_swin_cr':

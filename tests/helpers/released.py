@@ -63,9 +63,7 @@ def _timm(name: str, folder: pathlib.Path) -> None:
         arrays = torch_layout.write(names.flatten(params), timm_vit.TABLE)
     else:
         arrays = _swin.written(params, timm_swin.TIMM)
-    for part in [key for key in arrays if '.attn.q.' in key]:
-        parts = [arrays.pop(part.replace('.q.', f'.{letter}.')) for letter in 'qkv']
-        arrays[part.replace('.q.', '.qkv.')] = np.concatenate(parts)
+    _fuse(arrays)
     config = {
         'architecture': 'vit_tiny_patch4_16' if name == 'vit' else 'swin_test',
         'num_classes': CLASSES,
@@ -76,6 +74,22 @@ def _timm(name: str, folder: pathlib.Path) -> None:
         },
     }
     files.write_safetensors(folder, arrays, config)
+
+
+def _fuse(arrays: dict[str, np.ndarray]) -> None:
+    """Join queries, keys and values in place."""
+    for part in [key for key in arrays if '.attn.q.' in key]:
+        parts = [arrays.pop(part.replace('.q.', f'.{letter}.')) for letter in 'qkv']
+        arrays[part.replace('.q.', '.qkv.')] = np.concatenate(parts)
+
+
+def write_dinov2(params: dict[str, Any], folder: pathlib.Path) -> pathlib.Path:
+    """Write a ViT's parameters under the names of DINOv2's authors."""
+    arrays = dict(torch_layout.write(names.flatten(params), timm_vit.TABLE))
+    _fuse(arrays)
+    arrays['mask_token'] = np.zeros((1, params['cls_token'].shape[-1]), np.float32)
+    files.write_safetensors(folder, arrays)
+    return folder
 
 
 def _written(name: str, place: str, family: str = '') -> Callable[[pathlib.Path], None]:

@@ -35,7 +35,7 @@ class GeneratorBlockFields(NormFields):
 
 
 @dataclasses.dataclass(frozen=True)
-class Inputs:
+class GeneratorInputs:
     """What a generator makes its predictions of.
 
     Attributes:
@@ -129,7 +129,7 @@ class Generator(base.Model):
         )
         tokens = Dense(self.width, dtype=dtype, name='embed')(embed(pixels))
         values = self.patch_size**2 * channels
-        inputs = Inputs(tokens, grid, values, time, labels, conditions, train)
+        inputs = GeneratorInputs(tokens, grid, values, time, labels, conditions, train)
         patches = self.predict_patches(inputs)
         return {name: unpatchify(x, grid, self.patch_size) for name, x in patches.items()}
 
@@ -139,7 +139,7 @@ class Generator(base.Model):
         """Whether the first of the layers that embed a patch has biases."""
 
     @abc.abstractmethod
-    def predict_patches(self, inputs: Inputs) -> dict[str, Float[Array, 'B N P']]:
+    def predict_patches(self, inputs: GeneratorInputs) -> dict[str, Float[Array, 'B N P']]:
         """Predict the values of every patch in float32, by the name of the output."""
 
     def example_keys(self, rows: int) -> Key[Array, ' B']:

@@ -19,7 +19,12 @@ from jax import Array
 
 from vit_jax.array_types import Float, Float32, Int
 from vit_jax.errors import UserError, check_choice
-from vit_jax.models._generator import Generator, GeneratorBlockFields, Inputs, among_patches
+from vit_jax.models._generator import (
+    Generator,
+    GeneratorBlockFields,
+    GeneratorInputs,
+    among_patches,
+)
 from vit_jax.models.base import check_fields
 from vit_jax.nn.attention import recomputed
 from vit_jax.nn.blocks import SwiGlu
@@ -101,7 +106,7 @@ class Model(Generator):
             )
         super().__post_init__()
 
-    def predict_patches(self, inputs: Inputs) -> dict[str, Float[Array, 'B N P']]:
+    def predict_patches(self, inputs: GeneratorInputs) -> dict[str, Float[Array, 'B N P']]:
         """Predict one image; conditions are embedded like the time."""
         label, grid = self._embed_labels(inputs.labels), inputs.grid
         condition = TimeEmbed(self.width, name='time_embed')(inputs.time) + label

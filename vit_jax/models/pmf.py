@@ -18,7 +18,7 @@ from jax import Array
 from vit_jax.array_types import Float, Int
 from vit_jax.errors import UserError, check_choice
 from vit_jax.models import jit
-from vit_jax.models._generator import Generator, Inputs, among_patches
+from vit_jax.models._generator import Generator, GeneratorInputs, among_patches
 from vit_jax.models.base import check_counts
 from vit_jax.nn.attention import recomputed
 from vit_jax.nn.blocks import SwiGlu
@@ -90,7 +90,7 @@ class Model(Generator):
             raise UserError(f'head_depth={self.head_depth}: must be from 0 to depth={self.depth}')
         super().__post_init__()
 
-    def predict_patches(self, inputs: Inputs) -> dict[str, Float[Array, 'B N P']]:
+    def predict_patches(self, inputs: GeneratorInputs) -> dict[str, Float[Array, 'B N P']]:
         """Predict images at the end of the average velocity, and of the instant."""
         x = inputs.tokens
         tokens = self._condition_tokens(inputs.labels, inputs.conditions).astype(x.dtype)

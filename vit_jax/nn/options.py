@@ -334,14 +334,14 @@ def build(cls: type, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def _record(default: Any, values: Mapping[str, Any], path: str) -> Any:
     """Replace keys of a group, and of its nested groups."""
-    changes = {}
+    changes, cls = {}, default.__class__
     for key, value in values.items():
         if key not in vars(default):
             raise UserError(f'{path}: ' + nearest('key', key, vars(default)))
         old = getattr(default, key)
         if is_group(old):
             value = _record(old, value, f'{path}.{key}')
-        elif not _accepts(_annotations(type(default))[key], value):
+        elif not _accepts(_annotations(cls)[key], value):
             raise UserError(f'{path}.{key} must be like {old!r}, not {value!r}')
         changes[key] = value
     return dataclasses.replace(default, **changes)
