@@ -318,3 +318,14 @@ def test_a_disk_that_is_full_from_the_start_is_one_line(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=said), paths.writing(tmp_path):
         Writer(tmp_path, 10, 0, 'images')
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_stops_before_its_first_evaluation_has_curves(tmp_path, drawn_curves):
+    for lines, drawn in ((1, False), (2, True)):
+        folder = tmp_path / str(lines)
+        folder.mkdir()
+        writer = Writer(folder, 10, 0, 'images', writers=())
+        for step in range(1, lines + 1):
+            writer.write(step, {'train/loss': 2.0 / step, 'train/step_sec': 1.0})
+        writer.close()
+        assert (folder / 'curves.png').exists() == drawn

@@ -20,7 +20,7 @@ from vit_jax.profiling.compile_for import Compiled, compile_step
 from vit_jax.profiling.hlo import Module
 from vit_jax.profiling.topology import Topology
 
-ASYNC_COPIES = 'copies meanwhile'
+ASYNC_COPIES = 'parallel copies'
 OTHER, TEMPORARIES = 'other', 'activations and temporaries'
 ALLOCATION = re.compile(r'^allocation \d+: size (\d+)(?:, color (\d+))?(.*):$', re.M)
 PARAMETER = re.compile(r'parameter (\d+)')
