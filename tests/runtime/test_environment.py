@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+import vit_jax
 from vit_jax.runtime import environment, processes
 
 
@@ -126,3 +127,15 @@ def test_a_running_process_keeps_it_too_unless_tunables_are_set():
     now = KEEP.replace('keep_freed_memory', 'keep_freed_memory_from_now')
     kept = run(now)[0]
     assert kept < run(now, GLIBC_TUNABLES='')[0] / 5
+
+
+def test_a_checkout_has_a_commit_and_an_installed_package_has_none(repo, monkeypatch, tmp_path):
+    if not (repo / '.git').exists():
+        pytest.skip('not a checkout')
+    head = subprocess.check_output(['git', '-C', str(repo), 'rev-parse', 'HEAD'], text=True)
+    commit, _, change = environment.versions()['commit'].partition('-')
+    assert head.startswith(commit) and len(commit) >= 12 and change in ('', 'dirty')
+    monkeypatch.setattr(vit_jax, '__file__', str(tmp_path / 'vit_jax' / '__init__.py'))
+    environment.commit.cache_clear()
+    assert 'commit' not in environment.versions()
+    environment.commit.cache_clear()

@@ -232,8 +232,12 @@ def test_bands_beyond_the_runs_grow_by_the_drift():
     """The drift is added in quadrature to the bootstrap's band, in logs; not within the runs."""
 
     def width(factor):
-        law = analyze(runs(0.003), bootstrap=20, target=factor * BUDGETS[-1]).summary['isoflop']
-        return np.diff(np.log(law['target']['bands']['N']))[0] / 2
+        at = np.array([factor * BUDGETS[-1]])
+        analysis = analyze(runs(0.003), bootstrap=20, target=at[0])
+        band = analysis.summary['isoflop']['target']['bands']['N']
+        drawn = np.concatenate(analysis.size_band('isoflop', at))
+        assert drawn.tolist() == pytest.approx(band, rel=1e-3)
+        return np.diff(np.log(band))[0] / 2
 
     inside, beyond = width(1), width(30)
     assert inside < 0.2

@@ -59,6 +59,7 @@ def test_a_row_tells_size_cost_and_result(tmp_path):
         'parameters': 13,
         'examples_seen': 3200,
         'data_size': 1000,
+        'epochs': 3.2,
         'flops': 7 * 3200,
         'train/step_sec': 0.1,
         'train/loss': 1.0,
@@ -100,8 +101,8 @@ def test_tokens_and_sentences_are_counted(tmp_path):
 
 def test_unknown_cells_stay_empty(tmp_path):
     (row,) = runs.collect([make_run(tmp_path / 'a', lines=[])], lambda meta: 7)
-    unknown = ('parameters', 'data_size', 'flops', 'chip_hours', 'hardware')
-    assert [row[name] for name in unknown] == [None] * 5
+    unknown = ('parameters', 'data_size', 'epochs', 'flops', 'chip_hours', 'hardware')
+    assert [row[name] for name in unknown] == [None] * 6
     assert row['examples_seen'] == 0
 
 

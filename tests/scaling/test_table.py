@@ -220,10 +220,17 @@ def test_no_band_where_the_points_show_a_break_or_cannot_tell():
         assert fit.predict_band(x) is None and fit.bands == {}
 
 
-def test_runs_of_one_length_are_points_without_a_curve():
-    curves = table.fit_curves([row | {'x': '7'} for row in rows()[:4]], ask())
-    assert curves[0].fit is None
-    assert len(plots.draw_curves(curves, ask()).axes) == 1
+@pytest.mark.parametrize(
+    ('points', 'fitted', 'lines'),
+    [(slice(1), False, 0), (slice(0, 24, 10), True, 0), (slice(0, 24, 2), True, 1)],
+)
+def test_few_points_are_drawn_without_a_line(points, fitted, lines):
+    """Runs of one length have no law; one through three points has no line without a band."""
+    options = ask(holdout=0.0, by=())
+    curves = table.fit_curves(rows()[:24][points], options)
+    assert (curves[0].fit is not None) == fitted
+    (axes,) = plots.draw_curves(curves, options).axes
+    assert sum(line.get_linestyle() == '-' for line in axes.lines) == lines
 
 
 @pytest.mark.parametrize(

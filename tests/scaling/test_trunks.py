@@ -11,7 +11,10 @@ from vit_jax.__main__ import main
 from vit_jax.scaling import runs
 
 CONSTANT = {'schedule': {'name': 'constant', 'warmup': '2 steps', 'cooldown': '0 steps'}}
-COOLED = {'schedule': {'name': 'constant', 'warmup': '2 steps', 'cooldown': '5 steps'}}
+COOLED = {
+    'schedule': {'name': 'constant', 'warmup': '2 steps', 'cooldown': '5 steps'},
+    'weight_decay': 0.1,
+}
 
 
 def make_run(folder, total, optim=CONSTANT, **sections):
@@ -79,6 +82,11 @@ def test_a_report_shows_the_law_of_a_study_at_equal_compute(tmp_path, capsys, mo
     assert stored['optimal']['isoflop']['a'] == pytest.approx(0.2, abs=0.05)
     assert page.count(' % |') == 2 * 14, 'two residuals for each finished run'
     assert 'constant with cooldown' in page and '0000: not finished' in page
+    questions = stored['checklist']
+    assert questions['batch'] == '10 for every run' and questions['weight decay'] == '0.1'
+    assert questions['runs'] == '14 fitted, 1 left out'
+    assert 'cooldown' in questions['schedule'] and 'joint: ' in questions['starts']
+    assert '| precision | float32 |' in page and '| data | not recorded' in page
     assert 'of the form `a x^-b`' in page and 'mean of forms' not in page
     for text in (page, capsys.readouterr().out):
         assert text.count('3 points are too few') == 1

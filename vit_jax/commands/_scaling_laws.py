@@ -374,7 +374,7 @@ def _optimal_summary(analyses: Sequence[Analysis], columns: Columns) -> dict[str
 def _print_optimal(analyses: Sequence[Analysis], columns: Columns) -> None:
     from vit_jax.scaling import points
     from vit_jax.scaling.optimal import BIAS
-    from vit_jax.scaling.rows import label
+    from vit_jax.scaling.rows import join_labels, label
 
     print('L = E + A N^-alpha + B D^-beta; N* ~ C^a, D* ~ C^b')
     print(points.describe_conventions(columns))
@@ -394,8 +394,13 @@ def _print_optimal(analyses: Sequence[Analysis], columns: Columns) -> None:
             )
             if served := law.get('inference'):
                 print(f'{name}: {_inference_line(served)}')
-        for note in (*analysis.notes, *analysis.points.left_out):
-            print(f'{name}: {note}')
+    notes = [
+        (label(analysis.points.by), note)
+        for analysis in analyses
+        for note in (*analysis.notes, *analysis.points.left_out)
+    ]
+    for line in join_labels(notes):
+        print(line)
     if any(analysis.summary['isoflop'] for analysis in analyses):
         print(f'isoflop: {BIAS}')
 

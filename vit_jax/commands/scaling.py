@@ -185,7 +185,7 @@ def read_options(args: argparse.Namespace) -> FitOptions:
 
 def print_table(curves: Sequence[Curve], options: FitOptions, summary: Mapping[str, Any]) -> None:
     """Print a row for each curve of a summary, then warnings and medians."""
-    from vit_jax.scaling.report import with_band
+    from vit_jax.scaling.report import describe_forms, with_band
 
     fitted = [result for result in summary['curves'] if result['params']]
     columns = list(dict.fromkeys(name for result in fitted for name in result['params']))
@@ -195,7 +195,7 @@ def print_table(curves: Sequence[Curve], options: FitOptions, summary: Mapping[s
         values = [curve.holdout_rmse, *curve.against.values()]
         cells = ['-' if value is None else f'{value:.4g}' for value in values]
         lines.append([*curve.by.values(), str(len(curve.y)), *params, *cells])
-    print(f'{options.form}: {summary["formula"]}')
+    print(f'{options.form}: {describe_forms(summary)}'.replace('`', ''))
     print(align(lines, left=len(options.by)))
     if any(result['n_holdout'] for result in fitted):
         print('parameters: law of all points; held out: error of a fit without the largest points')
@@ -288,7 +288,15 @@ def report(argv: Sequence[str]) -> int:
     add_fit_flags(parser, x='examples_seen', y='1-test/accuracy')
     args = parser.parse_args(argv)
     from vit_jax.profiling.cost import train_flops
-    from vit_jax.scaling import manifest, plots, plots_optimal, report_optimal, runs, table
+    from vit_jax.scaling import (
+        checklist,
+        manifest,
+        plots,
+        plots_optimal,
+        report_optimal,
+        runs,
+        table,
+    )
     from vit_jax.scaling.report import HOLDOUT_SHARES, report_blocks, summarize
     from vit_jax.scaling.rows import is_unfinished, read_csv
 
@@ -318,10 +326,14 @@ def report(argv: Sequence[str]) -> int:
     pictures = {'scaling': plots.draw_curves(curves, options)}
     law: list[Block] = []
     if study := report_optimal.find_study(fitted, options.y, options.bootstrap):
-        pictures['optimal'] = plots_optimal.draw_optima([study[0]], study[1])
+        pictures['optimal'] = plots_optimal.draw_optima([study[0]], study[1], details=True)
         law = report_optimal.optimal_blocks(*study)
         stored['optimal'] = {**study[0].summary, 'shown': study[0].shown}
-    blocks = report_blocks(summary, entries, skipped, going_on, law)
+    questions = checklist.tabulate(
+        entries, curves, options, study[0].joint if study else None, len(skipped) + len(going_on)
+    )
+    stored['checklist'] = dict(questions[1:])
+    blocks = report_blocks(summary, entries, skipped, going_on, law, questions)
     _write_report(folder, summary | stored, pictures, blocks)
     print_table(curves, options, summary)
     for line in skipped:

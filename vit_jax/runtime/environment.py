@@ -12,6 +12,7 @@ import os
 import pathlib
 import platform
 import socket
+import subprocess
 import sys
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -123,8 +124,22 @@ def package_versions() -> Mapping[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages."""
-    return {'python': platform.python_version(), **package_versions()}
+    """Versions of Python and of the packages, and the commit of a checkout."""
+    checkout = {'commit': found} if (found := commit()) else {}
+    return {'python': platform.python_version(), **package_versions(), **checkout}
+
+
+@functools.cache  # each save records it
+def commit() -> str:
+    """Git's commit of this package, with `-dirty` if files were changed; '' without a checkout."""
+    root = pathlib.Path(vit_jax.__file__).parents[1]
+    describe = ('describe', '--always', '--dirty', '--abbrev=12', '--exclude=*')
+    if (root / '.git').exists():
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            command = ['git', '--no-optional-locks', '-C', str(root), *describe]
+            done = subprocess.run(command, capture_output=True, check=True, text=True, timeout=10)
+            return done.stdout.strip()
+    return ''
 
 
 def numeric_settings() -> dict[str, Any]:

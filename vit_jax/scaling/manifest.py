@@ -28,32 +28,46 @@ def entries(rows: Sequence[Mapping[str, Cell]]) -> list[Entry]:
 
     Returns:
       For each run: run, digest (first 12 digits of the config's SHA-256), parameters, steps,
-      batch_size, epochs, data_size (different examples), optimizer, lr, schedule, warmup, cooldown
-      (share of the steps), parametrization, seed, setting (digest without the seed) and
-      hardware; None where unknown.
+      batch_size, epochs, data (source and split), data_size (different examples), flops,
+      optimizer, lr, weight_decay, schedule, warmup, cooldown (share of the steps),
+      parametrization, dtype (of activations), seed, setting (digest without the seed), commit (of
+      this package) and hardware; None where unknown.
     """
     return [_entry(row) for row in rows]
 
 
 def _entry(row: Mapping[str, Cell]) -> Entry:
-    config = run_folder.read_config(paths.path(str(row['run']))) or {}
+    folder = paths.path(str(row['run']))
+    config = run_folder.read_config(folder) or {}
+    data, model = config.get('data') or {}, config.get('model') or {}
     optim = config.get('optim') or {}
     schedule = optim.get('schedule') or {}
-    shared = ('run', 'parameters', 'steps', 'batch_size', 'data_size', 'hardware')
+    shared = ('run', 'parameters', 'steps', 'batch_size', 'data_size', 'flops', 'hardware')
     cooldown = _cooldown(schedule, row.get('steps'))
     return {
         **{name: row.get(name) for name in shared},
         'digest': runs.digest(config),
-        'epochs': _epochs(row),
+        'epochs': runs.count_epochs(row.get('examples_seen'), row.get('data_size')),
+        'data': ' '.join(str(data[key]) for key in ('source', 'split') if data.get(key)) or None,
         'optimizer': optim.get('name'),
         'lr': optim.get('lr'),
+        'weight_decay': optim.get('weight_decay', 0.0),
         'schedule': f'{schedule.get("name")} with cooldown' if cooldown else schedule.get('name'),
         'warmup': schedule.get('warmup'),
         'cooldown': cooldown,
         'parametrization': optim.get('parametrization') or 'standard',
+        'dtype': model.get('dtype', 'float32'),
         'seed': config.get('seed'),
         'setting': runs.setting(config),
+        'commit': _read_commit(folder),
     }
+
+
+def _read_commit(folder: paths.Path) -> str | None:
+    """Read the commit of this package from the newest step; None if it is not recorded."""
+    saved = run_folder.newest(folder)
+    versions = run_folder.read_meta(saved).get('versions', {}) if saved else {}
+    return versions.get('commit')
 
 
 def _cooldown(schedule: Mapping[str, Any], steps: Cell) -> str | None:
@@ -65,13 +79,6 @@ def _cooldown(schedule: Mapping[str, Any], steps: Cell) -> str | None:
     if steps_match and isinstance(steps, (int, float)) and steps:
         return f'{int(steps_match[1]) / steps:.0%}'
     return text
-
-
-def _epochs(row: Mapping[str, Cell]) -> float | None:
-    examples, size = row.get('examples_seen'), row.get('data_size')
-    if not isinstance(examples, (int, float)) or not isinstance(size, (int, float)) or not size:
-        return None
-    return examples / size
 
 
 def diagnostics(entries: Sequence[Entry]) -> list[str]:

@@ -11,7 +11,7 @@ the prediction of every method as the budget grows, so bands at larger budgets h
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,6 +71,7 @@ class Analysis:
       summary: All results as JSON values; None for unidentified values.
       shown: Method whose prediction is shown, if they differ: a key of `summary`, or ''.
       notes: Warnings, a line each.
+      replicates: Optima of bootstrap samples by method; None without points to spare.
     """
 
     points: Points
@@ -81,6 +82,46 @@ class Analysis:
     summary: dict[str, Any]
     shown: str
     notes: tuple[str, ...]
+    replicates: Mapping[str, list[isoflop.Optima] | None]
+
+    def size_band(self, way: str, budgets: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        """Compute the 90 % band [K] of N* at budgets [K]; NaN too far away, None without a band."""
+        ratio = budgets / self.points.c[self.fit_mask].max()
+        drift = drift_half_width(DRIFT[way], ratio)
+        drift[ratio > curve_fit.FARTHEST] = np.nan
+        if way == 'joint':
+            spread = self._joint_spread(budgets)
+        else:
+            optima = self.parabolas if way == 'isoflop' else self.frontier
+            spread = _optima_spread(optima, self.replicates.get(way), budgets)
+        if spread is None:
+            return None
+        center, down, up = spread
+        return np.exp(center - np.hypot(down, drift)), np.exp(center + np.hypot(up, drift))
+
+    def _joint_spread(self, budgets: np.ndarray) -> tuple[np.ndarray, ...] | None:
+        """Log N* [K] of the joint law, and its distances to the ends of the sampling band."""
+        law, cost = self.joint, self.points.cost
+        if law is None or not len(law.replicates):
+            return None
+        drawn = [law.form.params(theta, *law.scales) for theta in law.replicates]
+        sizes = np.array([optimum(params, cost, budgets)[0] for params in drawn])
+        if not (np.isfinite(sizes).all() and np.all(sizes)):
+            return None  # some replicates do not have an optimum
+        half = curve_fit.half_width(np.std(np.log(sizes), axis=0), law.dof)
+        return np.log(optimum(law.params, cost, budgets)[0]), half, half
+
+
+def _optima_spread(
+    optima: isoflop.Optima, replicates: Sequence[isoflop.Optima] | None, budgets: np.ndarray
+) -> tuple[np.ndarray, ...] | None:
+    """Log N* [K] of a law of optima, and its distances to the ends of the sampling band."""
+    if optima.exponent is None or not replicates:
+        return None
+    logs = [np.log([law.size(c) for c in budgets]) for law in replicates]
+    center = np.log([optima.size(c) for c in budgets])
+    low, high = np.quantile(logs, curve_fit.BAND, axis=0)
+    return center, np.maximum(center - low, 0.0), np.maximum(high - center, 0.0)
 
 
 def analyze(points: Points, options: AnalysisOptions) -> Analysis:
@@ -126,9 +167,8 @@ def analyze(points: Points, options: AnalysisOptions) -> Analysis:
         ways = {
             name: way and {k: way[k] for k in way if k != 'target'} for name, way in ways.items()
         }
-    return Analysis(
-        points, fit_mask, joint, parabolas, frontier, ways, shown, (*points.notes, *notes)
-    )
+    lines = (*points.notes, *notes)
+    return Analysis(points, fit_mask, joint, parabolas, frontier, ways, shown, lines, replicates)
 
 
 def require_law(analyses: Sequence[Analysis]) -> None:

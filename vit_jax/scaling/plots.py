@@ -200,7 +200,7 @@ def _draw_curve(
         axes.plot(x, y, 'o', color=color, markersize=0.7 * size, alpha=0.3, markeredgewidth=0)
     _draw_points(axes, curve.x[:, 0], curve.y, curve.fit_mask, color, size, label)
     _seed_bars(axes, curve, color)
-    if curve.fit is None:
+    if curve.fit is None or not _has_line(curve.fit):
         return
     predicted = None if target is None else predict_at(curve, target)[0]
     if predicted:
@@ -216,6 +216,11 @@ def _draw_curve(
         axes.axvline(boundary, color=color, linewidth=0.8, linestyle=':')
 
 
+def _has_line(fit: Fit) -> bool:
+    """Whether a law has a line: without a band, it needs points that it might have missed."""
+    return bool(len(fit.replicates)) or fit.n_points >= 2 * len(fit.form.names)
+
+
 def _draw_published(axes: Axes, curve: Curve, color: Any) -> None:
     """Draw published points and the law through them."""
     style: dict[str, Any] = {
@@ -228,7 +233,7 @@ def _draw_published(axes: Axes, curve: Curve, color: Any) -> None:
     if len(curve.beaten):
         axes.plot(*curve.beaten.T, color=color, alpha=0.3, **style)
     axes.plot(curve.x[:, 0], curve.y, color=color, label=label, **style)
-    if curve.fit is not None:
+    if curve.fit is not None and _has_line(curve.fit):
         grid = np.geomspace(curve.x.min(), curve.x.max(), 100)
         axes.plot(grid, curve.fit.predict(grid), '-.', color=color, linewidth=0.9)
 
@@ -293,7 +298,7 @@ def _draw_points(
 
 def _legend(curve: Curve) -> str:
     label = curve.label.replace('$', r'\$')
-    if curve.fit is None:
+    if curve.fit is None or not _has_line(curve.fit):
         return f'{label}: too few points'
     error = '' if curve.holdout_rmse is None else f'; error held out {curve.holdout_rmse:.4f}'
     if isinstance(curve.fit, averaging.MeanFit) and len(curve.fit.parts) > 1:
@@ -352,7 +357,7 @@ def _note(axes: Axes, curve: Curve) -> None:
     lines = []
     if isinstance(curve.fit, averaging.MeanFit) and len(curve.fit.parts) > 1:
         lines.append(f'mean of {len(curve.fit.parts)} forms')
-    elif curve.fit is not None:
+    elif curve.fit is not None and _has_line(curve.fit):
         lines.append(f'${formula(curve.fit)}$')
     if curve.holdout_rmse is not None:
         lines.append(f'held out {curve.holdout_rmse:.3f}')

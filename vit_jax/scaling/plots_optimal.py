@@ -13,9 +13,8 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from vit_jax.errors import UserError
 from vit_jax.scaling import isoflop, rows
-from vit_jax.scaling.curve_fit import FARTHEST, half_width
 from vit_jax.scaling.joint import optimum
-from vit_jax.scaling.optimal import DRIFT, Analysis, drift_half_width
+from vit_jax.scaling.optimal import Analysis
 from vit_jax.scaling.points import Columns
 from vit_jax.scaling.shape import Ray, ShapeFit, ShapeLaw, StarColumns, StarSweep
 from vit_jax.viz import figures
@@ -23,16 +22,22 @@ from vit_jax.viz import figures
 MAX_CURVES = 12
 CONTOURS = 12
 BUDGETS = 5  # number of budgets at which the law is drawn
+# Exponents of N* ~ C^a for language models: Hoffmann et al. 2022, table 2, isoFLOP profiles;
+# Llama 3 (arXiv:2407.21783), section 3.2.1, with D* ~ C^.537; Kaplan et al. 2020, section 6.1.
+PUBLISHED = {'Chinchilla': 0.49, 'Llama 3': 0.463, 'Kaplan et al. 2020': 0.73}
+_LEAST = 0.1  # percent that an axis of errors shows at least
+_FEW = 3  # optima through which a law without a band has no line
 _BY_LAW, _BY_PARABOLA = figures.COLORS[1], figures.COLORS[2]
 _COLORS = {'joint': _BY_LAW, 'isoflop': _BY_PARABOLA, 'frontier': 'black'}
 
 
-def draw_optima(analyses: Sequence[Analysis], columns: Columns) -> Figure:
-    """Draw two panels for each curve.
+def draw_optima(analyses: Sequence[Analysis], columns: Columns, details: bool = False) -> Figure:
+    """Draw two panels for each curve, four with `details`.
 
     The left one has the joint law's contours of equal loss over C and N, the runs, and N* by the
-    joint law (with its band), parabolas and the frontier. The right one has the runs of each
-    budget, the parabola through them, and the joint law at that budget.
+    joint law, parabolas and the frontier, with the bands of the joint law and of the law shown. The
+    right one has the runs of each budget, the parabola through them, and the joint law at that
+    budget. Details are published slopes of N*, and the errors of both laws at each run.
 
     Raises:
       UserError: There are too many curves for a figure.
@@ -41,20 +46,62 @@ def draw_optima(analyses: Sequence[Analysis], columns: Columns) -> Figure:
         raise UserError(
             f'{len(analyses)} curves are too many for a figure (at most {MAX_CURVES}); use fewer'
         )
+    heights = [4.5, 2.6] if details else [4.5]
     figure = Figure(
-        figsize=(10.5, 4.5 * len(analyses) + 0.3),
+        figsize=(10.5, sum(heights) * len(analyses) + 0.3),
         layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08),
+    )
+    grid = figure.add_gridspec(
+        len(heights) * len(analyses), 2, height_ratios=heights * len(analyses)
     )
     for i, analysis in enumerate(analyses):
         name = f': {rows.label(analysis.points.by)}' if analysis.points.by else ''
-        _draw_contours(
-            figure.add_subplot(len(analyses), 2, 2 * i + 1), analysis, f'optimal size{name}'
-        )
-        _draw_budgets(figure.add_subplot(len(analyses), 2, 2 * i + 2), analysis, columns)
+        row = i * len(heights)
+        axes = figure.add_subplot(grid[row, 0])
+        _draw_contours(axes, analysis, f'optimal size{name}', published=details)
+        _draw_budgets(figure.add_subplot(grid[row, 1]), analysis, columns)
+        if details:
+            for j, errors in enumerate(residuals(analysis).items()):
+                _draw_residuals(figure.add_subplot(grid[row + 1, j]), analysis, *errors)
     return figure
 
 
-def _draw_contours(axes: Axes, analysis: Analysis, title: str) -> None:
+def residuals(analysis: Analysis) -> dict[str, np.ndarray]:
+    """Compute the relative errors [M] of both laws at the runs of budgets; NaN without a law."""
+    runs = analysis.points
+    groups = isoflop.budgets(runs.n, runs.c)
+    inside = np.concatenate(groups) if groups else np.empty(0, int)
+    fitted = {
+        'parabolas': isoflop.evaluate_parabolas(runs.n, runs.c, runs.y, runs.seeds.weights),
+        'joint law': analysis.joint.predict(runs.x) if analysis.joint else None,
+    }
+    errors = {name: np.full(len(runs.y), np.nan) for name in fitted}
+    for name, values in fitted.items():
+        if values is not None:
+            errors[name][inside] = runs.y[inside] / values[inside] - 1
+    return errors
+
+
+def _draw_residuals(axes: Axes, analysis: Analysis, name: str, errors: np.ndarray) -> None:
+    """Draw the errors of a law in percent over N, in the colors of the budgets."""
+    runs = analysis.points
+    for i, at in enumerate(isoflop.budgets(runs.n, runs.c)):
+        color = figures.COLORS[i % len(figures.COLORS)]
+        axes.plot(runs.n[at], 100 * errors[at], 'o', color=color, markersize=4, alpha=0.8)
+    axes.axhline(0, color=figures.FAINT, linewidth=0.8)
+    axes.set_xscale('log')
+    rms = 100 * float(np.sqrt(np.nanmean(errors**2))) if np.isfinite(errors).any() else np.nan
+    ending = f'{rms:.2f} % rms' if np.isfinite(rms) else 'there is none'
+    figures.style(axes, f'error of the {name}: {ending}')
+    low, high = float(runs.n.min()), float(runs.n.max())
+    figures.log_ticks(axes.xaxis, low, high, few=False, words=rows.number_format(high))
+    axes.set_xlabel('model size N', color=figures.FAINT, fontsize=9)
+    axes.set_ylabel('%', color=figures.FAINT, fontsize=9)
+    low, high = axes.get_ylim()
+    axes.set_ylim(min(low, -_LEAST), max(high, _LEAST))
+
+
+def _draw_contours(axes: Axes, analysis: Analysis, title: str, published: bool) -> None:
     points = analysis.points
     law = analysis.summary[analysis.shown] if analysis.shown else None
     target = law.get('target') if law else None
@@ -65,7 +112,6 @@ def _draw_contours(axes: Axes, analysis: Analysis, title: str) -> None:
         sizes = optimum(analysis.joint.params, points.cost, budgets)[0]
         low, high = min(low, sizes.min()), max(high, sizes.max())
         _plot_contours(axes, analysis, budgets, np.geomspace(low, high, 60))
-        _plot_band(axes, analysis, budgets)
         axes.plot(
             budgets, sizes, color=_BY_LAW, linewidth=1.8, label=_describe_way(analysis, 'joint')
         )
@@ -74,7 +120,7 @@ def _draw_contours(axes: Axes, analysis: Analysis, title: str) -> None:
         ('frontier', analysis.frontier, ''),
     ):
         color = _COLORS[way]
-        if analysis.summary[way] is not None:
+        if analysis.summary[way] is not None and _has_line(analysis, way, optima):
             line = np.exp(optima.log_scale) * budgets**optima.exponent
             axes.plot(
                 budgets,
@@ -86,6 +132,12 @@ def _draw_contours(axes: Axes, analysis: Analysis, title: str) -> None:
             )
             if mark:
                 axes.plot(optima.c, optima.n, mark, color=color, markersize=6)
+    for way in dict.fromkeys(('joint', analysis.shown)):
+        found = analysis.summary.get(way)
+        if found and (found['a'] is not None or way == analysis.shown):
+            _plot_band(axes, analysis, way, budgets)
+    if published and law is not None:
+        _plot_published(axes, analysis, budgets)
     _plot_runs(axes, analysis)
     if target and target['N'] is not None:
         if 'N' in target['bands']:
@@ -134,24 +186,33 @@ def _plot_contours(axes: Axes, analysis: Analysis, budgets: np.ndarray, sizes: n
     axes.contour(c, n, loss, levels=levels, cmap='viridis', norm=LogNorm(low, high), linewidths=0.8)
 
 
-def _plot_band(axes: Axes, analysis: Analysis, budgets: np.ndarray) -> None:
-    assert analysis.joint is not None
-    if not len(analysis.joint.replicates):
-        return
-    replicates = [
-        analysis.joint.form.params(theta, *analysis.joint.scales)
-        for theta in analysis.joint.replicates
-    ]
-    sizes = [optimum(params, analysis.points.cost, budgets)[0] for params in replicates]
-    if not (np.isfinite(sizes).all() and np.all(sizes)):
-        return  # some replicates do not have an optimum
-    center = np.log(optimum(analysis.joint.params, analysis.points.cost, budgets)[0])
-    sampling = half_width(np.std(np.log(sizes), axis=0), analysis.joint.dof)
-    ratio = budgets / analysis.points.c[analysis.fit_mask].max()
-    half = np.hypot(sampling, drift_half_width(DRIFT['joint'], ratio))
-    half[ratio > FARTHEST] = np.nan
-    low, high = np.exp(center - half), np.exp(center + half)
-    axes.fill_between(budgets, low, high, color=_BY_LAW, alpha=0.2, linewidth=0)
+def _has_line(analysis: Analysis, way: str, optima: isoflop.Optima) -> bool:
+    """Whether optima support a line: a power law through so few needs a band."""
+    return len(optima.c) > _FEW or bool(analysis.replicates.get(way))
+
+
+def _plot_band(axes: Axes, analysis: Analysis, way: str, budgets: np.ndarray) -> None:
+    band = analysis.size_band(way, budgets)
+    if band is not None:
+        axes.fill_between(budgets, *band, color=_COLORS[way], alpha=0.2, linewidth=0)
+
+
+def _plot_published(axes: Axes, analysis: Analysis, budgets: np.ndarray) -> None:
+    """Draw published slopes of N* through the optimum of the law shown at the middle budget."""
+    center = float(np.sqrt(budgets[0] * budgets[-1]))
+    if analysis.shown == 'joint':
+        assert analysis.joint is not None
+        cost = analysis.points.cost
+        size = float(optimum(analysis.joint.params, cost, np.array([center]))[0][0])
+    else:
+        optima = analysis.parabolas if analysis.shown == 'isoflop' else analysis.frontier
+        size = optima.size(center)
+    slopes = sorted(PUBLISHED.values())
+    label = f'published slopes {", ".join(f"{slope:.2f}" for slope in slopes)}'
+    for slope in slopes:
+        line = size * (budgets / center) ** slope
+        axes.plot(budgets, line, ':', color=figures.FAINT, linewidth=1.1, label=label)
+        label = '_'  # not in the legend again
 
 
 def _plot_runs(axes: Axes, analysis: Analysis) -> None:

@@ -23,6 +23,7 @@ HOLDOUT_SHARES = (
     0.875,
 )  # shares to hold out, with one column of errors each: 2x, 4x, 8x
 PICTURE = 'scaling.png'
+_CHECKLIST = 'What a reader needs to repeat the study, after (Mis)Fitting (arXiv:2502.18969).'
 
 
 def summarize(curves: Sequence[Curve], options: FitOptions, workers: int = 1) -> dict[str, Any]:
@@ -113,6 +114,7 @@ def report_blocks(
     skipped: Sequence[str] = (),
     unfinished: Sequence[str] = (),
     law: Sequence[Block] = (),
+    checklist: Sequence[Sequence[str]] = (),
 ) -> list[Block]:
     """Write the report on the fits of `summarize`.
 
@@ -122,11 +124,12 @@ def report_blocks(
       skipped: A line for each finished run that could not be fitted.
       unfinished: Names of unfinished runs.
       law: Blocks on the law of a study at equal compute.
+      checklist: Table of `checklist.tabulate`.
     """
     left_out = f', {len(unfinished)} left out as not finished' if unfinished else ''
     blocks: list[Block] = [
         Heading(f'{summary["y"]} over {", ".join(summary["x"])}', 1),
-        Text(f'{len(entries)} runs{left_out}; {_describe_forms(summary)}.'),
+        Text(f'{len(entries)} runs{left_out}; {describe_forms(summary)}.'),
         Picture(PICTURE, 'curves'),
         _table(summary),
         Text(_explain_errors(summary)),
@@ -142,21 +145,25 @@ def report_blocks(
     blocks += [Text(line) for line in _describe_seeds(summary)]
     if warnings := _diagnostics(summary):
         blocks += [Heading('Limits of the data'), Lines(warnings)]
+    if checklist:
+        blocks += [Heading('Checklist'), Text(_CHECKLIST), TableBlock(checklist)]
     return [*blocks, *_manifest(entries)]
 
 
-def _describe_forms(summary: Mapping[str, Any]) -> str:
+def describe_forms(summary: Mapping[str, Any]) -> str:
     """Count the curves and the forms that were fitted: a mean may fall back to a simpler form."""
     used = collections.Counter(
-        summary['formula'] if 'forms' in curve else forms.find(curve['form']).formula
+        f'by {summary["formula"]}'
+        if len(curve.get('forms', ())) > 1
+        else f'of the form `{forms.find(curve["form"]).formula}`'
         for curve in summary['curves']
         if curve['params']
     )
     total = len(summary['curves'])
+    start = f'{total} curve{"s" if total > 1 else ""}'
     if len(used) == 1 and used.total() == total:
-        return f'{total} curves of the form `{next(iter(used))}`'
-    parts = [f'{count} of the form `{formula}`' for formula, count in used.items()]
-    return ', '.join([f'{total} curves', *parts])
+        return f'{start} {next(iter(used))}'
+    return ', '.join([start, *(f'{count} {form}' for form, count in used.items())])
 
 
 def _table(summary: Mapping[str, Any]) -> Block:

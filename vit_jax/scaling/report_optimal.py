@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.scaling import isoflop, points, rows
+from vit_jax.scaling import isoflop, plots_optimal, points, rows
 from vit_jax.scaling.optimal import Analysis, AnalysisOptions, analyze
 from vit_jax.scaling.pages import Block, Heading, Lines, Picture, TableBlock, Text
 from vit_jax.scaling.points import Columns
@@ -53,6 +53,7 @@ def optimal_blocks(analysis: Analysis, columns: Columns) -> list[Block]:
                 'the largest budget. In brackets is the 90 % band, from a bootstrap with a drift '
                 'beyond the runs. '
                 + (f'`{analysis.shown}` is shown. ' if analysis.shown else '')
+                + f'Published slopes: {_list_published()}, language models. '
                 + f'{analysis.points.cost.text}. {points.describe_conventions(columns)}'
             ),
         ]
@@ -65,6 +66,10 @@ def optimal_blocks(analysis: Analysis, columns: Columns) -> list[Block]:
     if lines := list(dict.fromkeys((*analysis.notes, *analysis.points.left_out))):
         blocks.append(Lines(lines))
     return [*blocks, Heading('Residuals', 3), _tabulate_residuals(analysis, columns)]
+
+
+def _list_published() -> str:
+    return ', '.join(f'{name} {slope:.2f}' for name, slope in plots_optimal.PUBLISHED.items())
 
 
 def _tabulate_methods(ways: Mapping[str, Mapping[str, Any]]) -> TableBlock:
@@ -88,17 +93,12 @@ def _format_value(law: Mapping[str, Any], name: str) -> str:
 
 def _tabulate_residuals(analysis: Analysis, columns: Columns) -> TableBlock:
     """Tabulate the relative errors of the parabolas and the joint law at each run of a budget."""
-    runs = analysis.points
-    groups = isoflop.budgets(runs.n, runs.c)
-    curves = isoflop.evaluate_parabolas(runs.n, runs.c, runs.y, runs.seeds.weights)
-    law = (
-        analysis.joint.predict(runs.x)
-        if analysis.joint is not None
-        else np.full(len(runs.y), np.nan)
-    )
-    lines = [['C', 'N', columns.y, 'error of the parabola', 'error of the joint law']]
-    for i in np.concatenate(groups):
-        errors = [runs.y[i] / fit[i] - 1 for fit in (curves, law)]
-        shown = [f'{100 * error:+.2f} %' if np.isfinite(error) else '-' for error in errors]
+    runs, errors = analysis.points, plots_optimal.residuals(analysis)
+    lines = [['C', 'N', columns.y, *(f'error of the {name}' for name in errors)]]
+    for i in np.concatenate(isoflop.budgets(runs.n, runs.c)):
+        shown = [
+            f'{100 * error[i]:+.2f} %' if np.isfinite(error[i]) else '-'
+            for error in errors.values()
+        ]
         lines.append([f'{runs.c[i]:.3g}', rows.short(runs.n[i]), f'{runs.y[i]:.4g}', *shown])
     return TableBlock(lines)

@@ -103,9 +103,10 @@ def read_run(folder: paths.Path, flops_of: FlopsOf) -> dict[str, Cell]:
     Returns:
       run, model, hardware, finished (0 or 1), steps, batch_size, parameters,
       examples_seen (steps times batch; counted if there are buckets), tokens_seen (of the
-      target, without padding; only with buckets), data_size (training examples), flops (of
-      all examples seen, forward and backward, including padding), chip_hours (of training,
-      without evaluations and saving), then the last value of every metric.
+      target, without padding; only with buckets), data_size (training examples), epochs
+      (examples_seen over data_size), flops (of all examples seen, forward and backward, including
+      padding), chip_hours (of training, without evaluations and saving), then the last value of
+      every metric.
 
     Raises:
       UserError: config.json is damaged; see also `flops_of`.
@@ -125,7 +126,8 @@ def read_run(folder: paths.Path, flops_of: FlopsOf) -> dict[str, Cell]:
         per_step = flops_of(meta) if meta else None
     except UserError as e:
         raise UserError(f'{saved}: {e}') from e
-    hardware = meta.get('hardware')
+    hardware, size = meta.get('hardware'), meta.get('num_examples')
+    seen = _count_examples(series) if buckets else {'examples_seen': steps * batch_size}
     return {
         'run': str(folder),
         'model': model,
@@ -134,12 +136,20 @@ def read_run(folder: paths.Path, flops_of: FlopsOf) -> dict[str, Cell]:
         'steps': steps,
         'batch_size': batch_size,
         'parameters': run_folder.count_saved_parameters(saved) if saved else None,
-        **(_count_examples(series) if buckets else {'examples_seen': steps * batch_size}),
-        'data_size': meta.get('num_examples'),
+        **seen,
+        'data_size': size,
+        'epochs': count_epochs(seen['examples_seen'], size),
         'flops': None if per_step is None else round(per_step * steps),
         'chip_hours': _chip_hours(hardware, series.get('train/step_sec')),
         **{name: _finite(values[-1]) for name, (_, values) in series.items()},
     }
+
+
+def count_epochs(examples: Cell, size: Cell) -> float | None:
+    """Divide the examples seen by the training examples; None if one is unknown."""
+    if not isinstance(examples, (int, float)) or not isinstance(size, (int, float)) or not size:
+        return None
+    return examples / size
 
 
 def _chip_hours(hardware: str | None, step_sec: Series | None) -> float | None:
