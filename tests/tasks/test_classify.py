@@ -6,7 +6,7 @@ from helpers.applies import Given
 
 from vit_jax.errors import UserError
 from vit_jax.ops import terms
-from vit_jax.tasks.classify import Task, balanced_weights
+from vit_jax.tasks.classify import Task, asymmetric_loss, balanced_weights
 
 CLASSES = 5
 
@@ -224,8 +224,38 @@ def test_several_classes_are_a_sum_of_binary_cross_entropies():
     probs, right = sigmoid(logits), np.asarray(marks, bool)
     losses = -np.where(right, np.log(probs), np.log(1 - probs)).sum(-1)
     np.testing.assert_allclose(found['loss'], losses.mean(), rtol=1e-5)
-    best = np.asarray(logits).argmax(-1)
-    np.testing.assert_allclose(found['accuracy'], right[np.arange(6), best].mean())
+    best, labeled = np.asarray(logits).argmax(-1), right.any(-1)
+    assert not labeled.all()
+    np.testing.assert_allclose(found['accuracy'], right[np.arange(6), best][labeled].mean())
+    perfect = Given(lambda image: {'logits': 100.0 * marks})
+    total, count = Task(loss_name='sigmoid').evaluate(perfect, batch)['accuracy']
+    assert total == count == labeled.sum()
+
+
+def test_asymmetric_loss_equals_the_authors():
+    """Their sum over classes and images, and its gradient, by Alibaba-MIIL/ASL at 8c9e0bd."""
+    logits = (jnp.arange(12.0).reshape(3, 4) - 5.5) / 1.5
+    labels = jnp.array([[1.0, 0, 0, 1], [0, 0, 0, 0], [1, 1, 0, 1]])
+    loss, gradient = jax.value_and_grad(lambda x: asymmetric_loss(x, labels).sum())(logits)
+    np.testing.assert_allclose(loss, 7.044938087463379, rtol=1e-5)
+    expected = [
+        [-0.9507724, 0.0, 2e-7, -0.7075012],
+        [0.0005784, 0.0070068, 0.0418526, 0.1326285],
+        [-0.0252394, -0.0078145, 0.3077311, -0.0006212],
+    ]
+    np.testing.assert_allclose(gradient, expected, atol=1e-6)
+
+
+def test_positive_weights_equal_torch():
+    torch = pytest.importorskip('torch')
+    logits, marks = make_logits(), make_marks()
+    weights = (0.5, 2.0, 0.0, 1.0, 3.0)
+    task = Task(loss_name='sigmoid', class_weights=weights)
+    found = terms.means(task.loss({'logits': logits}, {**make_batch(), 'label': marks}))
+    losses = torch.nn.BCEWithLogitsLoss(pos_weight=torch.tensor(weights), reduction='none')(
+        torch.tensor(np.asarray(logits)), torch.tensor(np.asarray(marks), dtype=torch.float32)
+    )
+    np.testing.assert_allclose(found['loss'], losses.sum(-1).mean().item(), rtol=1e-5)
 
 
 def test_marks_of_one_class_each_are_its_number():
@@ -296,7 +326,7 @@ def test_mistakes_in_class_weights(weights, shares, message):
         Task(class_weights=weights).for_data(CLASSES, shares)
 
 
-def test_several_classes_have_no_weights():
-    task = Task(loss_name='sigmoid', class_weights=(1.0,) * CLASSES)
+def test_weights_of_several_classes_need_a_loss_that_takes_them():
+    task = Task(loss_name='optax.losses.sigmoid_focal_loss', class_weights=(1.0,) * CLASSES)
     with pytest.raises(UserError, match='class_weights'):
         task.loss({'logits': make_logits()}, {**make_batch(), 'label': make_marks()})

@@ -22,6 +22,8 @@ from vit_jax.storage.model_ref import TOWERS, ModelRef
 from vit_jax.tree_paths import param_paths, unroll
 
 ADAPTERS = 'adapter_config.json'  # marks a folder of peft
+# Key and value in transformers' config.json of a classifier of several labels.
+_PROBLEM, _SEVERAL_LABELS = 'problem_type', 'multi_label_classification'
 
 
 def read(
@@ -77,6 +79,7 @@ def read(
             reader = families.reader(flat, family, kind)
         imported = reader.read(flat, extra)
         imported = imported.with_notes(note) if note else imported
+        imported = _with_problem_type(imported, extra)
         _require_sound(imported)
         num_classes = imported.model_config.get('num_classes') or None
         return dataclasses.replace(
@@ -96,6 +99,24 @@ def read(
         raise UserError(
             f'{place}: arrays or config.json are not as in files of this kind ({cause})'
         ) from error
+
+
+def _with_problem_type(imported: TrainedModel, extra: Mapping[str, Any]) -> TrainedModel:
+    """Give a classifier of several labels its sigmoid, as `problem_type` of transformers says."""
+    task = imported.task_config
+    if extra.get(_PROBLEM) != _SEVERAL_LABELS or task['name'] != 'classify':
+        return imported
+    return imported.with_groups(task={**task, 'loss_name': 'sigmoid'})
+
+
+def _state_problem_type(written: Written, imported: TrainedModel) -> Written:
+    """Tell transformers by `problem_type` that a classifier has several labels."""
+    is_theirs = written.config is not None and 'model_type' in written.config
+    if not (is_theirs and written.config.get('id2label')):
+        return written
+    if imported.task_config.get('loss_name') not in ('sigmoid', 'asymmetric'):
+        return written
+    return written._replace(config={**written.config, _PROBLEM: _SEVERAL_LABELS})
 
 
 def _take_tower(
@@ -209,6 +230,7 @@ def write(imported: TrainedModel, path: str | os.PathLike[str]) -> tuple[str, ..
     flat = unroll(param_paths(imported.params))
     unrolled = dataclasses.replace(imported, params=traverse_util.unflatten_dict(flat, sep='/'))
     written = _with_transforms(Written(*build(unrolled)), imported.transforms)
+    written = _state_problem_type(written, imported)
     others = {} if is_npz else texts.tokenizer_files(imported)
     _write(written._replace(others={**written.others, **others}), place)
     if is_npz and imported.class_names:

@@ -29,18 +29,21 @@ class Task(base.Task):
     """Predict one label per image; with the sigmoid loss any number of them.
 
     Multiple labels are multi-hot vectors. Their accuracy is the share of images whose most probable
-    class is one of the labels.
+    class is one of the labels, among images with a label; see the evaluator `several_labels`.
 
     Attributes:
       loss_name: `softmax` or `sigmoid` cross entropy (the latter one-vs-rest, as in
-        Beyer et al. 2020, "Are we done with ImageNet?"), or a function of one's own,
-        `my_lab.losses.focal`, of logits and targets [B, C] to losses [B].
+        Beyer et al. 2020, "Are we done with ImageNet?"), `asymmetric` for several labels (see
+        `asymmetric_loss`), or a function of one's own, `my_lab.losses.focal`, of logits and
+        targets [B, C] to losses [B].
       label_smoothing: Share of the target spread evenly over all classes.
       mixup: Alpha of mixup's Beta distribution, 0 for none (Zhang et al. 2018).
       cutmix: Alpha of CutMix (Yun et al. 2019); if both are on, each batch gets one at random.
       class_weights: Loss weight of each class in training: a number per class, or 'balanced' for
         1 / (K s), where s is the class's share of the training images and K the number of classes
-        with images. The loss is divided by the number of images; evaluation is unweighted.
+        with images. The loss is divided by the number of images; evaluation is unweighted. Of
+        several labels, the numbers weigh the images that have the class, like `pos_weight` of
+        PyTorch's BCEWithLogitsLoss.
       value_range: Range to which bytes 0..255 are scaled for the model.
       mean, std: Normalization of each channel of images in [0, 1]; empty for `value_range`.
     """
@@ -146,26 +149,40 @@ class Task(base.Task):
             weight, other = batch['label_weight'], batch['label_other']
             losses = weight * losses + (1 - weight) * self._weighted_losses(logits, other)
         mask, correct = self.mask(batch), _hits(logits, label)
-        count = mask.sum()
+        labeled = mask * _has_label(label)
         return {
-            'loss': Term((losses * mask).sum(), count),
-            'accuracy': Term((correct * mask).sum(), count, weight=0.0),
+            'loss': Term((losses * mask).sum(), mask.sum()),
+            'accuracy': Term((correct * labeled).sum(), labeled.sum(), weight=0.0),
         }
 
     def _weighted_losses(self, logits: Float[Array, 'B C'], label: Label) -> Float[Array, ' B']:
-        losses = self._losses(logits, label)
         if not isinstance(self.class_weights, tuple):  # 'balanced' before `for_data`
-            return losses
-        if label.ndim > 1:
-            raise UserError(
-                'config.task.class_weights needs one class per image, but these images have several'
-            )
-        return losses * jnp.asarray(self.class_weights, jnp.float32)[label]
+            return self._losses(logits, label)
+        weights = jnp.asarray(self.class_weights, jnp.float32)
+        if label.ndim == 1:
+            return self._losses(logits, label) * weights[label]
+        return self._losses(logits, label, weights)
 
-    def _losses(self, logits: Float[Array, 'B C'], label: Label) -> Float[Array, ' B']:
+    def _losses(
+        self,
+        logits: Float[Array, 'B C'],
+        label: Label,
+        positive_weights: Float[Array, ' K'] | None = None,
+    ) -> Float[Array, ' B']:
         target = self._target(label, logits.shape[-1])
         target = optax.smooth_labels(target, self.label_smoothing)
-        return find_loss(self.loss_name)(logits, target)
+        loss = find_loss(self.loss_name)
+        if positive_weights is None:
+            return loss(logits, target)
+        # Weights have no output for classes that the data lack.
+        missing = logits.shape[-1] - len(positive_weights)
+        weights = jnp.pad(positive_weights, (0, missing), constant_values=1)
+        if self.loss_name not in WEIGHTED_LOSSES:
+            raise UserError(
+                f'config.task.class_weights of several labels needs a loss_name of '
+                f'{", ".join(WEIGHTED_LOSSES)}, not {self.loss_name}'
+            )
+        return WEIGHTED_LOSSES[self.loss_name](logits, target, weights)
 
     def _target(self, label: Label, num_classes: int) -> Float[Array, 'B C']:
         if label.ndim == 1:
@@ -184,9 +201,12 @@ class Task(base.Task):
         """Sums and counts over the real examples; padding has mask 0."""
         logits, label = self.outputs(apply, batch)['logits'], batch['label']
         mask = self.mask(batch)
+        labeled = mask * _has_label(label)
         losses = dataclasses.replace(self, label_smoothing=0.0)._losses(logits, label)
-        per_example = {'loss': losses, 'accuracy': _hits(logits, label)}
-        return {k: (jnp.sum(v * mask), jnp.sum(mask)) for k, v in per_example.items()}
+        return {
+            'loss': (jnp.sum(losses * mask), jnp.sum(mask)),
+            'accuracy': (jnp.sum(_hits(logits, label) * labeled), jnp.sum(labeled)),
+        }
 
     def predict(self, apply: Apply, batch: Batch) -> dict[str, jax.Array]:
         """Return class probabilities `probs` [B, C], and `features` [B, D], the head's input."""
@@ -220,6 +240,13 @@ def _hits(logits: Float[Array, 'B C'], label: Label) -> Float[Array, ' B']:
     return hits(logits, jnp.where(is_label == 1, highest, -1))
 
 
+def _has_label(label: Label) -> Float[Array, ' B']:
+    """1 for images with at least one label, whose accuracy is defined."""
+    if label.ndim == 1:
+        return jnp.ones(label.shape, jnp.float32)
+    return jnp.any(label > 0, axis=-1).astype(jnp.float32)
+
+
 def find_loss(name: str) -> Callable[[Array, Array], Array]:
     """Return the loss of logits and targets [B, C] that `config.task.loss_name` names.
 
@@ -238,13 +265,43 @@ def softmax_loss(logits: Float[Array, 'B C'], target: Float[Array, 'B C']) -> Fl
     return optax.softmax_cross_entropy(logits, target)
 
 
-def sigmoid_loss(logits: Float[Array, 'B C'], target: Float[Array, 'B C']) -> Float[Array, ' B']:
+def sigmoid_loss(
+    logits: Float[Array, 'B C'],
+    target: Float[Array, 'B C'],
+    positive_weights: Float[Array, ' C'] | float = 1.0,
+) -> Float[Array, ' B']:
     """Binary cross entropy of each class against the rest, summed over classes, in nats."""
-    return optax.sigmoid_binary_cross_entropy(logits, target).sum(-1)
+    present = positive_weights * target * jax.nn.log_sigmoid(logits)
+    absent = (1 - target) * jax.nn.log_sigmoid(-logits)
+    return -(present + absent).sum(-1)
 
 
-LOSSES = {'softmax': softmax_loss, 'sigmoid': sigmoid_loss}
-PROBABILITIES = {'softmax': jax.nn.softmax, 'sigmoid': jax.nn.sigmoid}
+def asymmetric_loss(
+    logits: Float[Array, 'B C'],
+    target: Float[Array, 'B C'],
+    positive_weights: Float[Array, ' C'] | float = 1.0,
+) -> Float[Array, ' B']:
+    """Asymmetric loss for several labels, summed over classes, in nats.
+
+    -y (1 - p) log p - (1 - y) q^4 log(1 - q), with q = max(p - 0.05, 0), so that the easy
+    negatives, of which each image has many, weigh little (Ridnik et al., 2021, arXiv:2009.14119,
+    equations 4 to 7). As in the authors' code, no gradient passes through the factors 1 - p and q^4.
+    """
+    probs = jax.nn.sigmoid(logits)
+    shifted = jnp.maximum(probs - 0.05, 0.0)
+    weight_present, weight_absent = jax.lax.stop_gradient((1 - probs, shifted**4))
+    present = positive_weights * target * weight_present * jax.nn.log_sigmoid(logits)
+    absent = (1 - target) * weight_absent * jnp.log1p(-shifted)
+    return -(present + absent).sum(-1)
+
+
+LOSSES = {'softmax': softmax_loss, 'sigmoid': sigmoid_loss, 'asymmetric': asymmetric_loss}
+WEIGHTED_LOSSES = {'sigmoid': sigmoid_loss, 'asymmetric': asymmetric_loss}
+PROBABILITIES = {
+    'softmax': jax.nn.softmax,
+    'sigmoid': jax.nn.sigmoid,
+    'asymmetric': jax.nn.sigmoid,
+}
 
 
 def mixup(

@@ -157,6 +157,20 @@ def test_logits_of_what_is_written(fields, size, tmp_path, images, perturbed):
     assert again.image_size == size
 
 
+@pytest.mark.parametrize('loss', ['softmax', 'sigmoid'])
+def test_several_labels_stay_several(loss, tmp_path, images, perturbed):
+    model, batch = Model(num_classes=3, posemb='learn', **OURS), images(2, 8, 8, 3)
+    task = {'name': 'classify', 'loss_name': loss}
+    keywords = {'name': 'vit', **fields_of(model)}
+    trained = TrainedModel.from_file(perturbed(model, batch), keywords, (8, 8), 'a test', task=task)
+    interop.write(trained, tmp_path / 'model')
+    loaded = transformers.ViTForImageClassification.from_pretrained(tmp_path / 'model')
+    several = {'softmax': None, 'sigmoid': 'multi_label_classification'}
+    assert loaded.config.problem_type == several[loss]
+    loaded.save_pretrained(tmp_path / 'again')
+    assert interop.read(tmp_path / 'again').task.loss_name == loss
+
+
 def test_a_model_without_a_head_is_written_with_its_pooler(tmp_path, images, perturbed):
     model, batch = Model(representation_size=8, gelu='erf', **OURS), images(2, 8, 8, 3)
     params = perturbed(model, batch)
