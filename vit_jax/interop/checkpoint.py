@@ -111,12 +111,11 @@ def _with_problem_type(imported: TrainedModel, extra: Mapping[str, Any]) -> Trai
 
 def _state_problem_type(written: Written, imported: TrainedModel) -> Written:
     """Tell transformers by `problem_type` that a classifier has several labels."""
-    is_theirs = written.config is not None and 'model_type' in written.config
-    if not (is_theirs and written.config.get('id2label')):
+    config, loss = written.config or {}, imported.task_config.get('loss_name')
+    is_theirs = 'model_type' in config and 'id2label' in config
+    if not (is_theirs and loss in ('sigmoid', 'asymmetric')):
         return written
-    if imported.task_config.get('loss_name') not in ('sigmoid', 'asymmetric'):
-        return written
-    return written._replace(config={**written.config, _PROBLEM: _SEVERAL_LABELS})
+    return written._replace(config={**config, _PROBLEM: _SEVERAL_LABELS})
 
 
 def _take_tower(

@@ -285,7 +285,7 @@ def asymmetric_loss(
 
     -y (1 - p) log p - (1 - y) q^4 log(1 - q), with q = max(p - 0.05, 0), so that the easy
     negatives, of which each image has many, weigh little (Ridnik et al., 2021, arXiv:2009.14119,
-    equations 4 to 7). As in the authors' code, no gradient passes through the factors 1 - p and q^4.
+    equations 4 to 7). As in the authors' code, the factors 1 - p and q^4 have no gradient.
     """
     probs = jax.nn.sigmoid(logits)
     shifted = jnp.maximum(probs - 0.05, 0.0)
