@@ -251,6 +251,8 @@ def test_the_legend_has_the_formula_with_its_numbers(form, theta, text):
     theta = np.array(theta, float)
     fit = Fit(forms.find(form), theta, scales, 9, 0.0, np.zeros((0, len(theta))), ())
     assert plots.formula(fit) == text
+    vague = dataclasses.replace(fit, unidentified=frozenset(fit.params))
+    assert plots.formula(vague).count(r'{\sim}') == len(fit.params)
 
 
 @pytest.mark.parametrize(
