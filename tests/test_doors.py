@@ -164,7 +164,7 @@ def test_every_family_and_every_model_has_a_row() -> None:
 @pytest.mark.parametrize('name', FOREIGN)
 def test_exactly_one_family_reads_a_file(name: str, place: Any) -> None:
     flat, _ = files.read_arrays(place(name))
-    assert families.matching(flat).keys() == {ROWS[name].family}
+    assert families.match_families(flat).keys() == {ROWS[name].family}
 
 
 def shape_of(trained: TrainedModel) -> tuple[int, int] | None:

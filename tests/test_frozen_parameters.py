@@ -33,7 +33,9 @@ def updated(system, name, accum_steps, freeze):
     """Parameters before and after a step of SGD that keeps FROZEN, and the norm of the gradient."""
     model, task = SYSTEMS[system].Model(), SYSTEMS[system].Task()
     batch = SYSTEMS[system].make_batch()
-    tx = param_groups.frozen(optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(1.0)), [FROZEN])
+    tx = param_groups.freeze_matching(
+        optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(1.0)), [FROZEN]
+    )
     devices = jax.devices()[: 1 if name == 'one' else 8]
     layout = sharding.make_layout(devices, Parallel(**LAYOUTS[name]))
 
@@ -84,7 +86,7 @@ def test_a_frozen_encoder_costs_its_forward_pass_alone(freeze, share):
     """All FLOPs of three passes, by the compiler's cost analysis, become those of about one."""
     model = vit.Model(num_classes=4, patch_size=4, width=32, depth=2, mlp_dim=64, num_heads=2)
     task = classify.Task()
-    tx = param_groups.frozen(optax.sgd(1.0), freeze)
+    tx = param_groups.freeze_matching(optax.sgd(1.0), freeze)
     batch = {
         'image': jax.ShapeDtypeStruct((8, 16, 16, 3), np.uint8),
         'label': jax.ShapeDtypeStruct((8,), np.int32),

@@ -7,7 +7,7 @@ import pytest
 from helpers.messages import says
 
 from vit_jax.errors import UserError
-from vit_jax.tree_paths import param_paths, require_fit, unrolled
+from vit_jax.tree_paths import block_paths, param_paths, require_fit
 
 
 def leaf(*shape, dtype='float32'):
@@ -29,7 +29,7 @@ def test_paths_of_leaves():
     ],
 )
 def test_scanned_blocks_have_the_paths_of_separate_ones(path, paths):
-    assert unrolled(path, leaf(2, 5)) == paths
+    assert block_paths(path, leaf(2, 5)) == paths
 
 
 def test_what_fits_is_no_news():

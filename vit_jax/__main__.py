@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         process.record_start()
         console.prepare()
     args = list(sys.argv[1:] if argv is None else argv)
-    with console.escaped():
+    with console.escape_output():
         try:
             code = run(args, whole_process=argv is None)
             sys.stdout.flush()
@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f'error: {e}', file=sys.stderr)
             return getattr(e, 'exit_code', 2)
         except BaseException as e:
-            if process.interrupted(e):
+            if process.was_interrupted(e):
                 return process.report_interrupt(e)
             if not (line := limit_error(e)):
                 raise

@@ -44,7 +44,7 @@ def install(*names: str) -> str:
     return f"pip install -e '.[{','.join(names)}]'"
 
 
-def missing(what: str, extra: str, package: str = '') -> UserError:
+def missing_error(what: str, extra: str, package: str = '') -> UserError:
     """Return the error that `what` needs an extra; `package` is the missing package."""
     return UserError(f'{what} needs {package or PACKAGES[extra]}: {install(extra)}')
 
@@ -55,7 +55,7 @@ def needed_by(what: str, extra: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise missing(what, extra) from error
+        raise missing_error(what, extra) from error
 
 
 def is_installed(extra: str) -> bool:

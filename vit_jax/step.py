@@ -177,7 +177,7 @@ def make_train_step(
         examples = gradients.Examples(batch, positions)
         trained = state.params
         if optimizer.freeze:
-            trained = param_groups.trained(state.params, optimizer.freeze)
+            trained = param_groups.select_trained(state.params, optimizer.freeze)
         differentiate = sharpen(gradient, state.step) if sharpen else gradient
         grads, metrics, collections = differentiate(
             forward, task.loss, trained, state.collections, examples, split

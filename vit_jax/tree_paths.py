@@ -31,7 +31,7 @@ def map_paths(f: Callable[[str], Any], tree: PyTree) -> PyTree:
     return jax.tree_util.tree_map_with_path(lambda keys, _: f(path_name(keys)), tree)
 
 
-def unrolled(path: str, leaf: Any, scanned: str = 'blocks', block: str = 'block_') -> list[str]:
+def block_paths(path: str, leaf: Any, scanned: str = 'blocks', block: str = 'block_') -> list[str]:
     """Return the paths of a parameter in each of its blocks.
 
     Scanned blocks are stacked on axis 0 of `blocks`: `encoder/blocks/norm1/scale` [L D] holds
@@ -47,10 +47,10 @@ def unrolled(path: str, leaf: Any, scanned: str = 'blocks', block: str = 'block_
 def unroll(
     flat: Mapping[str, Any], scanned: str = 'blocks', block: str = 'block_'
 ) -> dict[str, Any]:
-    """Split scanned blocks in arrays by path; see `unrolled`."""
+    """Split scanned blocks in arrays by path; see `block_paths`."""
     unrolled_leaves: dict[str, Any] = {}
     for path, leaf in flat.items():
-        paths = unrolled(path, leaf, scanned, block)
+        paths = block_paths(path, leaf, scanned, block)
         unrolled_leaves |= {path: leaf} if paths == [path] else dict(zip(paths, leaf, strict=True))
     return unrolled_leaves
 

@@ -142,7 +142,7 @@ def lower(dump: str, **fields: Any):
     import numpy as np
     from jax.sharding import AxisType, Mesh
 
-    from vit_jax.runtime.mesh import traced_on
+    from vit_jax.runtime.mesh import trace_on
 
     step = Step(**fields)
     device = topology.devices(step.slice)[0]
@@ -165,7 +165,7 @@ def lower(dump: str, **fields: Any):
     out = x.update(shape=(step.batch, width)) if step.kind == 'map' else first
     shapes = (params, inputs, mask, x, seed, out)
     mesh = Mesh(np.array([device]), ('data',), axis_types=(AxisType.Auto,))
-    return jax.jit(traced_on(mesh, train_step)).lower(*compiler.placed(step.slice, shapes))
+    return jax.jit(trace_on(mesh, train_step)).lower(*compiler.placed(step.slice, shapes))
 
 
 def _functions(step: Step):

@@ -20,7 +20,7 @@ from vit_jax.runtime.watchdog import Interrupted, Stalled
 def abandoned(monkeypatch):
     """Counts the threads that are left behind, of which the process of the tests learns nothing."""
     counted = []
-    monkeypatch.setattr(watchdog, 'abandon', lambda: counted.append(1))
+    monkeypatch.setattr(watchdog, 'abandon_thread', lambda: counted.append(1))
     return counted
 
 

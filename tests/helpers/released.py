@@ -62,7 +62,7 @@ def _timm(name: str, folder: pathlib.Path) -> None:
     if name == 'vit':
         arrays = torch_layout.write(names.flatten(params), timm_vit.TABLE)
     else:
-        arrays = _swin.written(params, timm_swin.TIMM)
+        arrays = _swin.to_pytorch(params, timm_swin.TIMM)
     _fuse(arrays)
     config = {
         'architecture': 'vit_tiny_patch4_16' if name == 'vit' else 'swin_test',

@@ -84,9 +84,9 @@ def test_int8_kernels_are_near():
     shapes = {'mlp/fc1/kernel': (8, 4), 'encoder/blocks/attention/qkv/kernel': (2, 8, 3, 2, 4)}
     weights = {f'params/{k}': rng.normal(size=s).astype(np.float32) for k, s in shapes.items()}
     weights['params/mlp/fc1/bias'] = np.ones(4, np.float32)
-    stored = export.quantized(weights)
+    stored = export.quantize(weights)
     assert stored['params/encoder/blocks/attention/qkv/kernel:scale'].shape == (2, 1, 3, 2, 4)
-    for name, found in export.restored(stored).items():
+    for name, found in export.dequantize(stored).items():
         if name.endswith('kernel'):
             assert stored[name].dtype == np.int8
             half = stored[f'{name}:scale'] * 0.5001

@@ -266,7 +266,7 @@ MPI = {'OMPI_MCA_orte_hnp_uri': '1.0;tcp://10.0.0.1:1'}
 )
 def test_launchers_tell_how_many_processes_there_are(monkeypatch, environ, tpu, count):
     monkeypatch.setattr(processes, 'on_tpu_vm', lambda: tpu)
-    assert processes.launched(environ) == count
+    assert processes.count_launched(environ) == count
 
 
 @pytest.mark.parametrize(

@@ -299,7 +299,8 @@ def test_a_trial_of_a_killed_worker_of_an_array_is_continued(
 
 
 def test_one_task_of_slurm_is_no_cluster(cluster, repo):
-    code = 'import os; from vit_jax.runtime import processes; print(processes.launched(os.environ))'
+    code = 'from os import environ; from vit_jax.runtime import processes as p; '
+    code += 'print(p.count_launched(environ))'
     words = [sys.executable, '-c', code]
     shown = [
         subprocess.run(
@@ -313,4 +314,4 @@ def test_one_task_of_slurm_is_no_cluster(cluster, repo):
         for nodes in (1, 2)
     ]
     assert shown == [['1'], ['2', '2']]
-    assert processes.launched(os.environ) == 1
+    assert processes.count_launched(os.environ) == 1

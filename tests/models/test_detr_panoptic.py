@@ -104,7 +104,7 @@ def test_a_box_covers_cells_of_the_real_image():
     mask = np.zeros((1, 8, 8), bool)
     mask[:, :, :4] = True  # two of four cells beside each other are real
     boxes = jnp.asarray([[[0.5, 0.5, 1, 1], [0.25, 0.25, 0.5, 0.5], [0.5, 0.5, 0.25, 0.25]]])
-    covered = jax.jit(detr_panoptic.covered, static_argnums=1)
+    covered = jax.jit(detr_panoptic.box_coverage, static_argnums=1)
     whole, corner, middle = np.asarray(covered(boxes, (4, 4), mask))[0]
     np.testing.assert_allclose(whole, np.tile([1, 1, 0, 0], (4, 1)), atol=1e-6)
     np.testing.assert_allclose(corner, np.outer([1, 1, 0, 0], [1, 0, 0, 0]), atol=1e-6)

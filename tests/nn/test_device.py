@@ -37,7 +37,7 @@ def features():
 def test_a_program_attends_in_the_kernel_under_a_mesh_of_any_axes(on_tpu):
     """By `compiled`, and by a user's own `jit` and `set_mesh` on one device or several."""
     apply, params = features()
-    program = mesh_lib.compiled(apply)
+    program = mesh_lib.compile_on_default_device(apply)
     assert 'pallas_call' in str(jax.make_jaxpr(program)(params, IMAGES))
     expected = jax.jit(apply)(params, IMAGES)  # devices of which nothing is told
     np.testing.assert_allclose(program(params, IMAGES), expected, atol=1e-5)
@@ -51,5 +51,5 @@ def test_a_program_attends_in_the_kernel_under_a_mesh_of_any_axes(on_tpu):
 
 def test_the_mesh_of_a_program_is_the_device_that_jax_computes_on():
     seen = []
-    mesh_lib.compiled(lambda: seen.append(current_target()))()
+    mesh_lib.compile_on_default_device(lambda: seen.append(current_target()))()
     assert seen == [Target('cpu', 1, ('data',))]

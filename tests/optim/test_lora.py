@@ -88,7 +88,7 @@ def stepped(name):
     devices, parallel, microbatches = LAYOUTS.get(name, (1, {}, 1))
     model, adapters, params = made({'rank': 2, 'alpha': 4.0, 'dora': True})
     layout = sharding.make_layout(jax.devices()[:devices], Parallel(**parallel))
-    tx = param_groups.frozen(optax.sgd(0.5), (adapters.pattern,))
+    tx = param_groups.freeze_matching(optax.sgd(0.5), (adapters.pattern,))
 
     def init(params):
         return init_state({'params': params}, tx, seed=0, ema=False)

@@ -14,7 +14,7 @@ from vit_jax.models import bit_resnet, hybrid, seq2seq, vit
 from vit_jax.optim import make as optim
 from vit_jax.optim import param_groups
 from vit_jax.optim.param_groups import layer_scale
-from vit_jax.tree_paths import param_paths, path_name, unrolled
+from vit_jax.tree_paths import block_paths, param_paths, path_name
 
 STEPS = 5
 USUAL = {'adafactor', 'adam', 'adamw', 'lamb', 'lars', 'lion', 'rmsprop', 'sgd'}
@@ -495,7 +495,7 @@ def test_every_layer_of_a_model_that_tells_its_order_has_parameters_of_its_own(n
     model, inputs, count = ORDERED[name]
     order = model.layer_order()
     params = jax.eval_shape(model.init, jax.random.key(0), *inputs)['params']
-    paths = [p for path, leaf in param_paths(params).items() for p in unrolled(path, leaf)]
+    paths = [p for path, leaf in param_paths(params).items() for p in block_paths(path, leaf)]
     assert len(order) == count
     for pattern in order:
         assert any(re.search(pattern, path) for path in paths), pattern

@@ -364,4 +364,4 @@ ENTRY %main (x: f32[64]) -> f32[64] {
   ROOT %rematted_computation = f32[64]{0} negate(%fusion.4.remat.1)
 }
 """
-    assert hlo.rematerialized(hlo.parse(text)) == 3
+    assert hlo.count_rematerialized(hlo.parse(text)) == 3

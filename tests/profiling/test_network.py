@@ -59,7 +59,7 @@ def test_arrays_for_other_slices_are_read_and_written_once():
 @pytest.mark.parametrize(('slices', 'share'), [(2, 1), (4, 1.5)])
 def test_a_host_sends_for_its_chips_around_the_ring_of_slices(slices, share):
     many = topology.parse(f'{slices}xv5e:2x2')
-    found = network.crossing(hlo.parse(TEXT), many, rows=64)
+    found = network.measure_crossing(hlo.parse(TEXT), many, rows=64)
     assert (found.slices, found.count) == (slices, 1)
     assert found.host_bytes == pytest.approx(4 * share * SIZE)
     assert [speed.gbits for speed in found.speeds] == [25, 50, 100]
@@ -128,7 +128,7 @@ def test_collectives_of_gpus_cross_the_network_where_groups_have_several_hosts()
     # A host sends as much as a ring of two hosts needs, and the GPUs of a group share it.
     assert sent == {'a': (256 / 2, 1), 'b': (512 / 2, 1), 'w': (3 * 256 / 2, 3)}
     assert [event.key for event in found.events if not event.bytes] == ['a', 'b', 'w']
-    crossing = network.crossing(hlo.parse(HOSTS), gpus, rows=64)
+    crossing = network.measure_crossing(hlo.parse(HOSTS), gpus, rows=64)
     assert crossing.host_bytes == 2 * sum(size for size, _ in sent.values())
     assert (crossing.count, [s.gbits for s in crossing.speeds]) == (5, [800, 1600, 3200])
     assert not network.schedule(hlo.parse(HOSTS), topology.parse('h100:4')).events

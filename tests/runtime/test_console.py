@@ -11,7 +11,7 @@ from rich.text import Text
 
 from vit_jax.errors import visible
 from vit_jax.runtime import console
-from vit_jax.runtime.console import Console, Progress, Table, escaped
+from vit_jax.runtime.console import Console, Progress, Table, escape_output
 
 RED = '\x1b[31m'
 
@@ -54,7 +54,7 @@ def test_every_row_of_a_table_is_one_line_as_wide_as_it_looks():
 def test_words_above_a_bar_are_not_obeyed_either(monkeypatch):
     stream = io.StringIO()
     monkeypatch.setattr(sys, 'stdout', stream)
-    with escaped():
+    with escape_output():
         console = Console(force_terminal=True, width=80)
         with Progress(TextColumn('{task.completed}'), console=console) as bar:
             bar.add_task('', total=3)
@@ -116,7 +116,7 @@ def test_control_characters_are_visible(text, shown):
 
 
 def test_all_that_is_written_is_escaped(capsys):
-    with console.escaped(), console.drop_lost_output():
+    with console.escape_output(), console.drop_lost_output():
         print('\x1b[2J')
         print('\x1b[2J', file=sys.stderr)
         sys.stdout.exact.write('\x1b[2J\n')

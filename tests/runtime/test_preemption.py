@@ -21,9 +21,9 @@ def handlers():
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_becomes_a_flag_and_then_sigterm_no_longer_kills(handlers, number):
     with Preemption() as preemption:
-        assert not preemption.reached()
+        assert not preemption.should_stop()
         signal.raise_signal(number)
-        assert preemption.reached()
+        assert preemption.should_stop()
     signal.raise_signal(signal.SIGTERM)
     signal.raise_signal(signal.SIGHUP)
     assert signal.getsignal(signal.SIGINT) == handlers[signal.SIGINT]
@@ -36,7 +36,7 @@ def test_another_thread_leaves_signals_alone(handlers):
         with Preemption() as preemption:
             assert handlers == {number: signal.getsignal(number) for number in handlers}
             preemption.request()
-            return preemption.reached()
+            return preemption.should_stop()
 
     with futures.ThreadPoolExecutor(1) as threads:
         assert threads.submit(run).result()
@@ -48,7 +48,7 @@ def test_under_nohup_a_closed_terminal_changes_nothing():
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with Preemption() as preemption:
         signal.raise_signal(signal.SIGHUP)
-        assert not preemption.reached()
+        assert not preemption.should_stop()
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
@@ -56,7 +56,7 @@ def test_under_nohup_a_closed_terminal_changes_nothing():
 def test_what_finds_a_fault_asks_for_the_stop_itself():
     with Preemption() as preemption:
         preemption.request()
-        assert preemption.reached()
+        assert preemption.should_stop()
 
 
 def test_without_a_signal_the_handlers_come_back(handlers):
@@ -70,6 +70,6 @@ def test_more_sigterms_change_nothing_but_a_second_ctrl_c_stops():
     with Preemption() as preemption:
         for _ in range(3):
             signal.raise_signal(signal.SIGTERM)
-        assert preemption.reached()
+        assert preemption.should_stop()
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)

@@ -25,7 +25,7 @@ def make_once(file: pathlib.Path, made: list[str]) -> bytes:
         made.append(partial.name)
         partial.write_bytes(CONTENT)
 
-    return cache.made_once(file, make).read_bytes()
+    return cache.make_once(file, make).read_bytes()
 
 
 def partials(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -41,7 +41,7 @@ def test_processes_of_one_id_make_a_file_at_a_time(file, monkeypatch):
     def make(partial: pathlib.Path) -> None:
         partial.write_bytes(CONTENT[:100])
         with pytest.raises(Killed):
-            cache.made_once(file, half)
+            cache.make_once(file, half)
         with partial.open('ab') as opened:
             opened.write(CONTENT[100:])
 
@@ -49,7 +49,7 @@ def test_processes_of_one_id_make_a_file_at_a_time(file, monkeypatch):
         partial.write_bytes(b'half')
         raise Killed
 
-    assert cache.made_once(file, make).read_bytes() == CONTENT
+    assert cache.make_once(file, make).read_bytes() == CONTENT
     assert make_once(file, made) == CONTENT
     assert not made
     assert not partials(file.parent)

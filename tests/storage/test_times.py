@@ -104,7 +104,7 @@ def test_clocks_that_disagree_give_no_negative_time(tmp_path):
 @pytest.mark.parametrize('bins', [1, 7, 240])
 def test_stretches_of_the_picture_hold_all_of_the_time(tmp_path, bins):
     account = write(tmp_path, *KILLED, *RESUMED)
-    found = times.binned(account, bins)
+    found = times.bin_seconds(account, bins)
     each = [sum(parts.values()) for parts in found]
     np.testing.assert_allclose(each, account.wall / bins, rtol=1e-9)
     for name, seconds in account.seconds.items():

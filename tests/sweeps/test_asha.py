@@ -93,10 +93,10 @@ def test_a_worker_promotes_what_another_paused(tmp_path, storage, fake_training)
 def test_a_promotion_whose_worker_is_killed_is_taken_up(tmp_path, fake_training):
     made = of_seeds(tmp_path, 3)
     for seed in (2, 1, 0):
-        with worker.claimed(made) as trial:
+        with worker.claim_trial(made) as trial:
             worker.suggest(made, trial)
             trial.report(seed, 1)
-    with worker.claimed(made) as trial:
+    with worker.claim_trial(made) as trial:
         assert (trial.number, trial.user_attrs['promoted']) == (0, 1)
     fake_training(better_before, STEPS)
     assert worker.work(made).finished == 1
@@ -107,7 +107,7 @@ def test_a_worker_waits_for_what_another_is_at(tmp_path, monkeypatch, fake_train
     made = of_seeds(tmp_path, 3)
     fake_training(better_before, STEPS)
     waited = []
-    with worker.claimed(made) as trial:
+    with worker.claim_trial(made) as trial:
         worker.suggest(made, trial)
 
         def report_and_leave(seconds):
@@ -131,7 +131,7 @@ def test_a_killed_worker_whose_process_id_lives_is_not_waited_for(
 ):
     """As pid 1 of another container; the record is that of an earlier version."""
     made = of_seeds(tmp_path, 3)
-    with worker.claimed(made) as trial:
+    with worker.claim_trial(made) as trial:
         worker.suggest(made, trial)
         trial.report(-5.0, 1)
     claim = made.claim_folder(trial.number) / lock.LOCK

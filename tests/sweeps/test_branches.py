@@ -74,7 +74,7 @@ def numbers(made):
 def test_a_branch_is_claimed_once_its_trunk_has_kept_the_step(tmp_path, kept):
     made = make(tmp_path, points=[TRUNK, BRANCH])
     assert numbers(made) == [0]
-    with worker.claimed(made) as trial:
+    with worker.claim_trial(made) as trial:
         worker.suggest(made, trial)
         assert numbers(made) == [0]
         assert worker.more_to_come(made)
@@ -89,11 +89,11 @@ def test_a_worker_waits_for_the_trunk_of_another(
 ):
     made = make(tmp_path, points=[TRUNK, BRANCH])
     fake_training(lambda config, step: config.branch.step)
-    with worker.claimed(made) as trial:
+    with worker.claim_trial(made) as trial:
         worker.suggest(made, trial)
         monkeypatch.setattr(worker.time, 'sleep', lambda seconds: kept.update({'0000': [4]}))
         assert worker.work(study.open_study('name', folder=tmp_path)).finished == 1
-    assert capsys.readouterr().out.count('waits for trials of other workers') == 1
+    assert capsys.readouterr().out.count('trials of other workers') == 1
     assert [t.state for t in made.trials()] == [TrialState.RUNNING, TrialState.COMPLETE]
 
 
@@ -145,5 +145,7 @@ def test_a_branch_without_a_trunk_is_refused(tmp_path, change, message):
 
 def test_a_folder_is_left_as_it_is(tmp_path):
     made = make(tmp_path, points=[TRUNK, BRANCH])
-    assert asha.resolved({'branch.from': '/runs/a'}, made.run_folder) == {'branch.from': '/runs/a'}
-    assert asha.resolved(BRANCH, made.run_folder)['branch.from'] == str(tmp_path / '0000')
+    assert asha.resolve_trunk({'branch.from': '/runs/a'}, made.run_folder) == {
+        'branch.from': '/runs/a'
+    }
+    assert asha.resolve_trunk(BRANCH, made.run_folder)['branch.from'] == str(tmp_path / '0000')

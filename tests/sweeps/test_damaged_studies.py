@@ -58,7 +58,7 @@ def test_a_creation_that_is_killed_is_made_again(folder, monkeypatch, capsys, st
         with pytest.raises(Killed):
             sweep('create', folder, *flags)
     assert sweep('work', folder) == 2
-    why = {'folder': "unknown study 'name'", 'token': 'created only in part: create it again'}
+    why = {'folder': "unknown study 'name'", 'token': "the study 'name' was not"}
     assert why[last] in the_line(capsys)
     assert sweep('create', folder, *flags) == 0
     assert sweep('status', folder) == 0
@@ -134,7 +134,7 @@ def test_what_is_tampered_with_after_a_worker_has_begun_is_one_line(
 @pytest.mark.parametrize('content', ['{}', '[]', '{"host": 1}', '{"pid": 99999999999999999999}'])
 def test_a_damaged_claim_is_taken_up(tmp_path, fake_training, capsys, content):
     made = make(tmp_path, points=POINTS)
-    with worker.claimed(made) as trial:
+    with worker.claim_trial(made) as trial:
         worker.suggest(made, trial)
     (made.claim_folder(trial.number) / lock.LOCK).write_text(content)
     assert sweep('status', tmp_path) == 0

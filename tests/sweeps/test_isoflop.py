@@ -150,7 +150,7 @@ def test_hours_are_measured_if_asked(capsys, monkeypatch, one_device):
         ([f'{FILE}:bit'], 'branched=bit'),
         (['experiments/sweeps/digits.py'], 'does not return an Isoflop'),
         (['experiments/vit/digits.py'], 'no function get_sweep'),
-        ([FILE, '--device', 'abacus'], 'its peak is unknown'),
+        ([FILE, '--device', 'abacus'], "--device 'abacus'"),
     ],
 )
 def test_a_mistake_in_the_command_is_one_line(words, message, capsys):

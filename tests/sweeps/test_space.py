@@ -92,7 +92,7 @@ def test_a_file_without_a_sweep_is_refused(tmp_path, repo):
     with pytest.raises(UserError, match='no function get_sweep'):
         space.load(f'{repo}/experiments/vit/digits.py')
     (tmp_path / 'file.py').write_text('def get_sweep(arg):\n    return 1\n')
-    with pytest.raises(UserError, match='returns no Sweep'):
+    with pytest.raises(UserError, match='get_sweep of'):
         space.load(f'{tmp_path}/file.py')
 
 

@@ -46,7 +46,7 @@ def test_a_creation_that_was_cut_off_is_made_again(tmp_path, monkeypatch):
         patch.setattr(study.space, 'to_json', lambda sweep: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             make(tmp_path, points=[{'seed': 0}])
-    with pytest.raises(UserError, match='created only in part'):
+    with pytest.raises(UserError, match="the study 'name'"):
         study.open_study('name', f'journal:{tmp_path}/journal.log', tmp_path)
     assert len(make(tmp_path, points=[{'seed': 0}]).trials()) == 1
 

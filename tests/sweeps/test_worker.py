@@ -61,11 +61,11 @@ def test_two_workers_run_each_point_of_a_grid_exactly_once(tmp_path, repo, stora
 def test_a_trial_that_lost_its_worker_is_taken_up_by_another(tmp_path, storage, fake_training):
     make(tmp_path, storage, space={'optim.lr': log_uniform(1e-4, 1e-1)}, trials=2)
     first = study.open_study('name', folder=tmp_path)
-    with worker.claimed(first) as trial:
+    with worker.claim_trial(first) as trial:
         point = worker.suggest(first, trial)
         trial.report(0.25, 1)
         second = study.open_study('name', folder=tmp_path)
-        with worker.claimed(second) as other:
+        with worker.claim_trial(second) as other:
             assert (trial.number, other.number) == (0, 1)
     # Both ended without a word to the study.
     fake_training(lambda config, step: 0.25 * step)
@@ -125,7 +125,7 @@ def test_status_names_the_worker_and_the_time_that_is_left(tmp_path, fake_traini
     fake_training(lambda config, step: 0.5)
     worker.work(made, 1)
     assert picture.remarks(made) == []
-    with worker.claimed(made) as trial:
+    with worker.claim_trial(made) as trial:
         owner = f'running on {socket.gethostname()}:{os.getpid()}'
         assert picture.rows(made)[1][:2] == [str(trial.number), owner]
         (line,) = picture.remarks(made)

@@ -17,7 +17,7 @@ from vit_jax.ops import terms
 from vit_jax.ops.search import BOS, EOS, PAD
 from vit_jax.runtime import sharding
 from vit_jax.step import bind, init_state, init_variables, make_train_step
-from vit_jax.tasks.translate import Task, shifted_right, smoothed_loss
+from vit_jax.tasks.translate import Task, shift_right, smoothed_loss
 
 VOCAB = 9
 TARGET = np.array([[5, 6, EOS, PAD], [4, EOS, PAD, PAD], [8, 7, 6, EOS], [PAD] * 4], np.int32)
@@ -69,7 +69,7 @@ def test_the_decoder_reads_the_target_shifted_right():
     np.testing.assert_array_equal(source, SOURCE)
     np.testing.assert_array_equal(target_in[0], [BOS, 5, 6, EOS])
     np.testing.assert_array_equal(target_in[2], [BOS, 8, 7, 6])
-    np.testing.assert_array_equal(shifted_right(jnp.asarray([[4]])), [[BOS]])
+    np.testing.assert_array_equal(shift_right(jnp.asarray([[4]])), [[BOS]])
 
 
 @pytest.mark.parametrize('smoothing', [0.0, 0.1, 0.5])

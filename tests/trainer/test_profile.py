@@ -69,8 +69,8 @@ def test_steps_as_they_are_given():
 
 
 def test_time_that_is_covered_counts_once():
-    assert trace.covered([(0, 2), (1, 3), (5, 6), (5.2, 5.5)]) == 4
-    assert trace.covered([]) == 0
+    assert trace.union_length([(0, 2), (1, 3), (5, 6), (5.2, 5.5)]) == 4
+    assert trace.union_length([]) == 0
 
 
 @pytest.mark.parametrize(

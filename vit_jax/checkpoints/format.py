@@ -69,7 +69,7 @@ def read(directory: Path, target: PyTree) -> tuple[PyTree, dict[str, Any]]:
     wanted = _split(target)
     with _reader(directory) as reader:
         require_fit(
-            _arrays(_stored(reader, directory)),
+            _arrays(_read_shapes(reader, directory)),
             _arrays(wanted),
             f'the checkpoint {directory} does not fit this config',
             dtypes=True,
@@ -94,7 +94,7 @@ def require_written(directory: Path, saved: Items) -> None:
     Raises:
       UserError: if an array is not readable, or differs from the `shapes` of the saved state.
     """
-    with _reading(directory):
+    with _convert_read_errors(directory):
         headers = {name: _headers(directory / name) for name in saved}
     require_fit(_arrays(headers), _arrays(saved), 'it is not the state that was saved', dtypes=True)
 
@@ -122,7 +122,7 @@ def read_variables(directory: Path) -> tuple[dict[str, PyTree], dict[str, Any]]:
       UserError: if they cannot be read, or exceed the memory of this machine.
     """
     with _reader(directory) as reader:
-        stored = _stored(reader, directory)[VARIABLES]
+        stored = _read_shapes(reader, directory)[VARIABLES]
         params = 'ema' if stored.get('ema') is not None else 'params'
         wanted = {name: stored[name] for name in (params, 'collections') if stored.get(name)}
         _require_memory(directory, wanted)
@@ -137,12 +137,12 @@ def _reader(directory: Path) -> Iterator[ocp.Checkpointer]:
     """Orbax's reader of a step; its errors become one line."""
     import orbax.checkpoint as ocp
 
-    with ocp.Checkpointer(handler()) as reader, _reading(directory):
+    with ocp.Checkpointer(handler()) as reader, _convert_read_errors(directory):
         yield reader
 
 
 @contextlib.contextmanager
-def _reading(directory: Path) -> Iterator[None]:
+def _convert_read_errors(directory: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError, MemoryError) as error:  # TensorStore's: ValueError
@@ -181,7 +181,7 @@ def _join(target: PyTree, items: Items) -> PyTree:
     return structure.unflatten(fields.values())
 
 
-def _stored(reader: ocp.Checkpointer, directory: Path) -> Items:
+def _read_shapes(reader: ocp.Checkpointer, directory: Path) -> Items:
     """Return the shapes and dtypes of the arrays in a step."""
     items = reader.metadata(directory).item_metadata
     return {name: items[name].tree for name in (VARIABLES, TRAINING) if items.get(name)}

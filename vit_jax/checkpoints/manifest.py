@@ -52,10 +52,10 @@ def write(root: Path, step: int) -> None:
 
 def uncommitted_step(root: Path, step: int) -> Path:
     """Return the folder of a step that Orbax has written but not yet committed."""
-    return next(_uncommitted(root, f'{step}{_UNFINISHED}'), root / str(step))
+    return next(_list_uncommitted(root, f'{step}{_UNFINISHED}'), root / str(step))
 
 
-def _uncommitted(root: Path, prefix: str = '') -> Iterator[Path]:
+def _list_uncommitted(root: Path, prefix: str = '') -> Iterator[Path]:
     """Folders of uncommitted steps whose names start with `prefix`.
 
     No glob: epath would treat the characters `[*?` in the run folder's name as a pattern.
@@ -148,7 +148,7 @@ def _delete(directory: Path) -> None:
 def discard(root: Path, step: int) -> None:
     """Remove the files of a failed save; its threads or other processes may still be writing."""
     for attempt in range(_ATTEMPTS):
-        left = list(_uncommitted(root, f'{step}{_UNFINISHED}'))
+        left = list(_list_uncommitted(root, f'{step}{_UNFINISHED}'))
         if not left:
             return
         time.sleep(0.1 * attempt)
@@ -166,7 +166,7 @@ def remains(root: Path) -> list[str]:
     steps = [path for n in run_folder.step_numbers(root) if paths.files(path := root / str(n))]
     if paths.is_remote(root):
         steps = [path for path in steps if run_folder.is_marked(path)]
-    return [path.relative_to(root).as_posix() for path in (*steps, *_rejected(root))]
+    return [path.relative_to(root).as_posix() for path in (*steps, *_list_rejected(root))]
 
 
 def clear_newer(root: Path, step: int | None) -> None:
@@ -174,7 +174,7 @@ def clear_newer(root: Path, step: int | None) -> None:
 
     Only folders that cannot be steps are deleted: Orbax's temporary and empty ones.
     """
-    for path in list(_uncommitted(root)):
+    for path in list(_list_uncommitted(root)):
         _log.warning('removing %s, left by a run that was killed while saving', path)
         paths.remove(path)
     for newer in (n for n in run_folder.step_numbers(root) if step is None or n > step):
@@ -183,7 +183,7 @@ def clear_newer(root: Path, step: int | None) -> None:
             _log.warning('removing the empty checkpoint %s', path)
             paths.remove(path)
         else:
-            _move(path, _unused(root / REJECTED / path.name))
+            _move(path, _find_unused_path(root / REJECTED / path.name))
 
 
 def set_all_aside(root: Path) -> Path:
@@ -196,19 +196,19 @@ def set_all_aside(root: Path) -> Path:
         number += 1
     for step in run_folder.step_numbers(root):
         _move(root / str(step), aside / str(step))
-    for path in _rejected(root):
-        _move(path, _unused(aside / path.name))
+    for path in _list_rejected(root):
+        _move(path, _find_unused_path(aside / path.name))
     return aside
 
 
-def _rejected(root: Path) -> list[Path]:
+def _list_rejected(root: Path) -> list[Path]:
     folder = root / REJECTED
     entries = list(folder.iterdir()) if folder.is_dir() else []
     folders = (p for p in entries if p.is_dir() and not p.name.startswith(_RESTART))
     return sorted(folders, key=lambda path: path.name)
 
 
-def _unused(path: Path) -> Path:
+def _find_unused_path(path: Path) -> Path:
     """Return the path, with a number appended if it exists already."""
     number, free = 1, path
     while free.is_dir():

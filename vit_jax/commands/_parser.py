@@ -266,7 +266,7 @@ def check_output(
     from vit_jax.storage import paths, run_folder
 
     file = paths.path(path)
-    reason = 'it is a folder' if file.is_dir() else run_folder.reserved(file)
+    reason = 'it is a folder' if file.is_dir() else run_folder.reason_reserved(file)
     if isinstance(file, pathlib.Path) and file.exists() and any(_reads(w, file) for w in inputs):
         reason = reason or 'the command reads it: choose another name'
     if reason := reason or paths.obstacle(file.parent):
@@ -303,7 +303,7 @@ def writing(path: str | os.PathLike[str], flag: str) -> Iterator[None]:
     """Make the folder of a file, and turn errors of writing into UserErrors that name its flag."""
     from vit_jax.storage import paths, run_folder
 
-    if reason := run_folder.reserved(path):
+    if reason := run_folder.reason_reserved(path):
         raise UserError(f'{flag} {str(path)!r} cannot be written: {reason}')
     try:
         paths.make_folder(paths.path(path).parent)

@@ -84,7 +84,7 @@ def action_parser(action: str, argv: Sequence[str] = ()) -> Parser:
 def require_packages() -> None:
     """Raise UserError if a package that sweeps need is not installed."""
     if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
-        raise extras.missing('sweep', 'sweep', missing[0])
+        raise extras.missing_error('sweep', 'sweep', missing[0])
 
 
 def create(args: argparse.Namespace) -> int:

@@ -160,15 +160,15 @@ def to_run(config: ConfigDict) -> Run:
     Raises:
       UserError: for a value out of range.
     """
-    return _typed(config, Run)
+    return _to_typed(config, Run)
 
 
 def to_inference(config: ConfigDict) -> Inference:
     """Return the typed form of a config that only has what evaluation and prediction read."""
-    return _typed(config, Inference)
+    return _to_typed(config, Inference)
 
 
-def _typed(config: ConfigDict, cls: type[schema.Section]) -> schema.Section:
+def _to_typed(config: ConfigDict, cls: type[schema.Section]) -> schema.Section:
     groups = config.to_dict()
     vocab = {key: value for key, value in groups['data'].items() if key == 'vocab'}
     groups['evals'] = {name: vocab | entry for name, entry in groups.get('evals', {}).items()}

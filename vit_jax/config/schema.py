@@ -174,7 +174,7 @@ def check_section(config: Group, path: str) -> None:
         raise UserError(f'{where}={section!r}: expected a group of keys')
     valid = parameters(config, path) if section or section_class(path) is Run else {}
     _check_known(section, valid, where)
-    if lacking := [key for key in required(valid) if key not in section]:
+    if lacking := [key for key in required_keys(valid) if key not in section]:
         example = f'set it, for example by --{where}.{lacking[0]}=VALUE'
         raise UserError(f'{where}: {_missing(lacking)}; {example}')
     for key, value in section.items():
@@ -201,7 +201,7 @@ def _missing(keys: Sequence[str]) -> str:
 
 def _lacking(config: ConfigDict) -> Iterator[str]:
     """Yield the required keys that a config lacks; a placeholder does not count as a value."""
-    for key, parameter in required(fields(Run)).items():
+    for key, parameter in required_keys(fields(Run)).items():
         group = config.get(key, {})
         if not dataclasses.is_dataclass(parameter.annotation):
             if key not in config:
@@ -209,7 +209,7 @@ def _lacking(config: ConfigDict) -> Iterator[str]:
         elif isinstance(group, (ConfigDict, dict)):
             named = key == 'data' or 'name' in group
             declared = parameters(config, key) if named else fields(parameter.annotation)
-            for name, p in required(declared).items():
+            for name, p in required_keys(declared).items():
                 takes_none = name in LEFT_OPEN or NONE in (accepted_types(p) or (NONE,))
                 if name not in group or (group[name] is None and not takes_none):
                     yield f'{key}.{name}'
@@ -217,7 +217,7 @@ def _lacking(config: ConfigDict) -> Iterator[str]:
         yield 'init.from'
 
 
-def required(declared: Parameters) -> Parameters:
+def required_keys(declared: Parameters) -> Parameters:
     """Return the keys without a default."""
     return {key: p for key, p in declared.items() if p.default is p.empty}
 

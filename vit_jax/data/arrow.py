@@ -31,12 +31,12 @@ def random_access(file: pathlib.Path, title: str) -> pathlib.Path:
     if file.suffix == '.arrow':
         return file
     target = cache.folder('arrow') / f'{cache.key([file])}.arrow'
-    copy = cache.made_once(target, lambda path: copy_to_arrow(file, path, title))
+    copy = cache.make_once(target, lambda path: copy_to_arrow(file, path, title))
     try:
         open_batches(copy, title)
     except UserError:  # the copy is damaged
         copy.unlink(missing_ok=True)
-        cache.made_once(target, lambda path: copy_to_arrow(file, path, title))
+        cache.make_once(target, lambda path: copy_to_arrow(file, path, title))
     return copy
 
 

@@ -118,7 +118,7 @@ def pack(job: Job, shards: Sequence[ShardId], workers: int, progress: Progress) 
       OSError: if a file cannot be written.
     """
     written = []
-    with claimed(job), _open_mapper(workers) as parallel_map:
+    with claim_folder(job), _open_mapper(workers) as parallel_map:
         for result in parallel_map(functools.partial(write_shard, job), shards):
             written.append(result)
             progress(result[0].examples)
@@ -153,7 +153,7 @@ def finish(job: Job, shards: Sequence[ShardId], written: Sequence[LabeledShard])
 
 
 @contextlib.contextmanager
-def claimed(job: Job) -> Iterator[None]:
+def claim_folder(job: Job) -> Iterator[None]:
     """Make the output folder, or continue the one that this job has begun, and lock it.
 
     Raises:
@@ -368,7 +368,10 @@ def pack_with_beam(job: Job, shards: Sequence[ShardId], options: str) -> packed.
         import apache_beam as beam
         from apache_beam.options.pipeline_options import PipelineOptions
     try:
-        with claimed(job), beam.Pipeline(options=PipelineOptions(shlex.split(options))) as pipeline:
+        with (
+            claim_folder(job),
+            beam.Pipeline(options=PipelineOptions(shlex.split(options))) as pipeline,
+        ):
             (
                 pipeline
                 | 'shards' >> beam.Create(list(enumerate(shards)))

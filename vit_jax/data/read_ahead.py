@@ -197,7 +197,7 @@ class _KeepThreadAlive(Generic[T]):
 
     def __call__(self, number: int) -> T:
         try:
-            with watchdog.reading():
+            with watchdog.count_read():
                 return self.make(number)
         except StopIteration as error:
             raise RuntimeError(f'batch {number}: the data raised StopIteration') from error
@@ -396,7 +396,7 @@ class Watched(Iterator[T], Generic[T]):
 
     def _abandon(self) -> None:
         self.close.detach()
-        watchdog.abandon()
+        watchdog.abandon_thread()
 
 
 def _read(iterator: Iterator, ready: Ready, closed: threading.Event) -> None:
@@ -417,4 +417,4 @@ def _stop(ready: Ready, closed: threading.Event, reader: threading.Thread) -> No
     closed.set()
     while not ready.empty():  # unblocks a waiting reader
         ready.get_nowait()
-    reader.join(_POLL_SECONDS if watchdog.abandoned() else CLOSE_SECONDS)
+    reader.join(_POLL_SECONDS if watchdog.has_abandoned_thread() else CLOSE_SECONDS)

@@ -67,7 +67,7 @@ def base_digest(base: PyTree) -> str:
     return weights_digest(base)[:32]
 
 
-def overlaid(base: PyTree, trained: PyTree) -> PyTree:
+def overlay(base: PyTree, trained: PyTree) -> PyTree:
     """Return the union of two nested dicts of parameters."""
     flat = [traverse_util.flatten_dict(dict(tree), sep='/') for tree in (base, trained)]
     return traverse_util.unflatten_dict({**flat[0], **flat[1]}, sep='/')
@@ -96,7 +96,7 @@ def complete(run: TrainedModel, imported: TrainedModel, meta: Mapping[str, Any])
     base = read_base(imported, init, adapters, program, params, run.image_size)
     key = f'config.init.from={init.checkpoint}'
     require_same(key, base_digest(base), meta['frozen'].get(BASE))
-    merged = lora.merge(overlaid(base, run.params), adapters.options.scale)
+    merged = lora.merge(overlay(base, run.params), adapters.options.scale)
     plain = run.with_groups(lora={})
     return dataclasses.replace(plain, params=jax.tree.map(np.asarray, merged))
 

@@ -93,7 +93,7 @@ def upsampler(run: TrainedModel) -> Callable[[Images, Images], Images]:
     It raises UserError if the coarse colors do not have the size that the run takes.
     """
     reader = photo_reader(run)
-    predict = mesh.compiled(step.make_predict_step(run.model, run.task))
+    predict = mesh.compile_on_default_device(step.make_predict_step(run.model, run.task))
 
     def upsample(images: Images, coarse: Images) -> Images:
         check_size(run, coarse.shape[1:3], 'the model before it')

@@ -242,7 +242,7 @@ class Embedder:
                 read_rows += read
                 chunks.append(self._embed(list(read.values())))
             advance(len(chunk))
-        return Rows(read_rows, _joined(chunks), left_out)
+        return Rows(read_rows, _concatenate(chunks), left_out)
 
     def row_bytes(self) -> int:
         """Return the bytes of one input's features; UserError if no input can be read."""
@@ -287,7 +287,7 @@ class Embedder:
             outputs = jax.device_get(self._step(self._variables, batch))
             batches.append({name: x[: len(rows)] for name, x in outputs.items()})
         order = np.argsort(np.concatenate(list(groups.values())))
-        return {name: x[order] for name, x in _joined(batches).items()}
+        return {name: x[order] for name, x in _concatenate(batches).items()}
 
     def _batch(self, examples: Sequence[tuple[int, Fields]]) -> dict[str, np.ndarray]:
         spec = {name: ArraySpec.from_value(x) for name, x in examples[0][1].items()}
@@ -329,7 +329,7 @@ def column_order(name: str) -> tuple[int, int]:
     return KINDS.index(kind), int(layer or 0)
 
 
-def _joined(chunks: Sequence[Features]) -> Features:
+def _concatenate(chunks: Sequence[Features]) -> Features:
     if not chunks:
         return {}
     for name, first in chunks[0].items():

@@ -81,7 +81,7 @@ def export(
     reader, example = photo_reader(trained), example_of(trained, image_size)
     flat = traverse_util.flatten_dict(dict(trained.variables), sep='/')
     weights = {name: np.asarray(x) for name, x in flat.items()}
-    weights = quantized(weights) if int8 else weights
+    weights = quantize(weights) if int8 else weights
     program = exported_program(trained, weights, example, platforms)
     about = describe(trained, reader, program) | {
         'image_size': image_size,
@@ -97,7 +97,7 @@ def export(
 def require_extra() -> None:
     """Raise UserError if the package is missing by which JAX stores programs."""
     if not extras.is_installed('export'):
-        raise extras.missing('the form of an exported program', 'export')
+        raise extras.missing_error('the form of an exported program', 'export')
 
 
 def example_of(trained: TrainedModel, image_size: Size | None = None) -> dict[str, np.ndarray]:
@@ -144,7 +144,7 @@ def exported_program(
 
     Args:
       trained: The model.
-      weights: Arrays by name, some of them perhaps `quantized`.
+      weights: Arrays by name, some of them perhaps `quantize`.
       example: Arrays of one row.
       platforms: That the program runs on.
     """
@@ -153,7 +153,7 @@ def exported_program(
     step = make_predict_step(model, trained.task)
 
     def predict_one(weights: Mapping[str, jax.Array], row: Mapping[str, jax.Array]) -> Any:
-        variables = traverse_util.unflatten_dict(restored(weights), sep='/')
+        variables = traverse_util.unflatten_dict(dequantize(weights), sep='/')
         rows = {INDEX: jnp.zeros(1, jnp.int32), 'mask': jnp.ones(1, jnp.float32)}
         rows |= {name: x[None] for name, x in row.items()}
         return jax.tree.map(lambda x: x[0], step(variables, rows)[0])
@@ -180,7 +180,7 @@ def _depends_on(name: str, function: Callable[..., Any], weights: Any, row: Any)
     return place in probe.module_kept_var_idx
 
 
-def quantized(weights: Mapping[str, np.ndarray]) -> Weights:
+def quantize(weights: Mapping[str, np.ndarray]) -> Weights:
     """Quantize kernels to int8: round(W / s), with s = max |W| / 127 for each output."""
     arrays: Weights = {}
     for name, x in weights.items():
@@ -197,8 +197,8 @@ def quantized(weights: Mapping[str, np.ndarray]) -> Weights:
     return arrays
 
 
-def restored(weights: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the inverse of `quantized`, up to rounding."""
+def dequantize(weights: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the inverse of `quantize`, up to rounding."""
     return {
         name: x if (scale := weights.get(f'{name}{SCALE}')) is None else x.astype('float32') * scale
         for name, x in weights.items()

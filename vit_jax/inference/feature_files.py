@@ -53,13 +53,13 @@ def write(
       OSError: if a file cannot be written.
     """
     file, total, plan = paths.path(out), len(embedder.inputs), embedder.describe()
-    if (left_out := _finished(file, plan)) is not None:
+    if (left_out := _read_omitted(file, plan)) is not None:
         advance(total)
         return _rows_of(total, left_out)
     folder = parts_folder(file)
     size = max(1, min(PART_ROWS, PART_BYTES // embedder.row_bytes()) // embedder.batch_size)
     size *= embedder.batch_size
-    with _held(folder, file):
+    with _lock_parts(folder, file):
         _begin(folder, {**plan, 'images in a part': size})
         names = []
         for start in range(0, total, size):
@@ -70,15 +70,15 @@ def write(
             if is_done:
                 advance(len(chunk))
             else:
-                paths.write_atomic(folder / names[-1], _encoded(embedder.rows(chunk, advance)))
-        with _at_hand(folder) as near:
+                paths.write_atomic(folder / names[-1], _to_arrays(embedder.rows(chunk, advance)))
+        with _local_copy(folder) as near:
             columns = _Columns(embedder.inputs, [near / name for name in names], plan)
             _write_whole(file, columns)
     paths.remove(folder)
     return _rows_of(total, columns.left_out)
 
 
-def _finished(file: pathlib.Path, plan: Mapping[str, Any]) -> dict[str, str] | None:
+def _read_omitted(file: pathlib.Path, plan: Mapping[str, Any]) -> dict[str, str] | None:
     """Return the inputs that a finished file of this plan omits; None without such a file.
 
     Raises:
@@ -134,7 +134,7 @@ def _rows_of(total: int, left_out: Mapping[str, str]) -> Rows:
 
 
 @contextlib.contextmanager
-def _held(folder: pathlib.Path, file: pathlib.Path) -> Iterator[None]:
+def _lock_parts(folder: pathlib.Path, file: pathlib.Path) -> Iterator[None]:
     """Keep other processes from writing the same parts; UserError if one does."""
     with contextlib.ExitStack() as stack:
         try:
@@ -149,7 +149,7 @@ def _held(folder: pathlib.Path, file: pathlib.Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _at_hand(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+def _local_copy(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     """Provide a folder, or a local copy of one in object storage."""
     if not paths.is_remote(folder):
         yield folder
@@ -217,7 +217,7 @@ def _begin(folder: pathlib.Path, plan: dict[str, Any]) -> None:
         )
 
 
-def _encoded(rows: Rows) -> bytes:
+def _to_arrays(rows: Rows) -> bytes:
     errors = json.dumps({str(i): str(error) for i, error in rows.left_out.items()})
     entries = {_NUMBERS: np.array(rows.numbers, np.int64), _LEFT_OUT: np.array(errors)}
     arrays: dict[str, Any] = entries | rows.features

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.inference.adapted import BASE, base_digest, overlaid, require_same
+from vit_jax.inference.adapted import BASE, base_digest, overlay, require_same
 from vit_jax.tasks.base import FrozenModel, Task
 from vit_jax.tree_paths import weights_digest
 
@@ -49,7 +49,7 @@ class Frozen:
     def join(self, state: Any, layout: Any) -> Any:
         """Return a run's state with these variables, placed on the devices of a layout."""
         arrays = layout.create(lambda x: x, {'frozen': self.variables, 'params': self.base})
-        params = overlaid(arrays['params'], state.params) if self.base else state.params
+        params = overlay(arrays['params'], state.params) if self.base else state.params
         return dataclasses.replace(state, params=params, frozen=arrays['frozen'] or None)
 
     def with_base(self, base: PyTree) -> Frozen:

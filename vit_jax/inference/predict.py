@@ -183,7 +183,9 @@ def predictor(trained: TrainedModel, seed: int = 0) -> Callable[[Example, int], 
     """
     if not trained.task.predicts:
         raise UserError(f'task {trained.settings.task.name!r} has no predictions')
-    compiled = mesh.compiled(make_predict_step(trained.model, trained.task, seed=seed))
+    compiled = mesh.compile_on_default_device(
+        make_predict_step(trained.model, trained.task, seed=seed)
+    )
 
     def predict_one(example: Example, index: int) -> Arrays:
         predictions, _ = compiled(trained.variables, batch_of_one(example, index))
@@ -212,7 +214,7 @@ def other_model(path: Path) -> OtherModel:
     reader, name = photo_reader(trained), trained.settings.task.name
     if not trained.task.predicts:
         raise UserError(f'task {name!r} has no predictions')
-    compiled = mesh.compiled(make_predict_step(trained.model, trained.task))
+    compiled = mesh.compile_on_default_device(make_predict_step(trained.model, trained.task))
 
     def batch_of(images: np.ndarray) -> dict[str, np.ndarray]:
         read = np.stack([reader.read(image).image for image in images])

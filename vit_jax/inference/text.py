@@ -176,7 +176,7 @@ class Translator:
             keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, seeds)
             return decode(apply, source, self.search, keys)
 
-        return mesh.compiled(translate)
+        return mesh.compile_on_default_device(translate)
 
 
 def default_translation(

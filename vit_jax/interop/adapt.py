@@ -28,7 +28,7 @@ from vit_jax.interop.trained import (
     reorder_head,
 )
 from vit_jax.nn import options
-from vit_jax.tree_paths import require_fit, unroll, unrolled
+from vit_jax.tree_paths import block_paths, require_fit, unroll
 
 PyTree = Any
 
@@ -176,7 +176,7 @@ def _nest(flat: Mapping[str, np.ndarray], target: Mapping[str, PyTree]) -> dict[
     """Invert `_flat` for the names of `target` that are in `flat`."""
     nested = {}
     for name, leaf in traverse_util.flatten_dict(dict(target), sep='/').items():
-        names = unrolled(name, leaf)
+        names = block_paths(name, leaf)
         arrays = [flat[unrolled_name] for unrolled_name in names if unrolled_name in flat]
         if 0 < len(arrays) < len(names):
             raise UserError(f'{name} holds all blocks in one array: select all or none of them')

@@ -71,7 +71,7 @@ def read(
             reader = families.reader(flat, family, kind)
         except families.UnknownNames as unknown:
             flat, prefix, note = names.unwrap(
-                flat, lambda arrays: bool(families.matching(arrays, family))
+                flat, lambda arrays: bool(families.match_families(arrays, family))
             )
             if not prefix:
                 raise unknown from None

@@ -103,7 +103,7 @@ def split(flat: Mapping[str, np.ndarray], no_bias: str = '') -> Flat:
     parts: Flat = {}
     for name, array in flat.items():
         parent, module, leaf = _parts(name)
-        if module not in _fused(parent):
+        if module not in _fuse_projections(parent):
             parts[name] = array
             continue
         projections = _projections(parent, module, leaf, no_bias)
@@ -123,7 +123,9 @@ def join(flat: Mapping[str, np.ndarray], no_bias: str = '') -> Flat:
     result: Flat = {}
     for name, array in flat.items():
         parent, module, leaf = _parts(name)
-        fused = next((key for key, parts in _fused(parent).items() if module in parts), None)
+        fused = next(
+            (key for key, parts in _fuse_projections(parent).items() if module in parts), None
+        )
         if fused is None:
             result[name] = array
         elif (fused_name := f'{parent}/{fused}/{leaf}') not in result:
@@ -135,7 +137,7 @@ def join(flat: Mapping[str, np.ndarray], no_bias: str = '') -> Flat:
 
 def _projections(parent: str, fused: str, leaf: str, no_bias: str) -> list[str]:
     """Return the projections in a fused kernel or bias."""
-    parts = _fused(parent)
+    parts = _fuse_projections(parent)
     absent = no_bias.split('|') if leaf == 'bias' and parts is _SELF else []
     return [part for part in parts[fused] if part not in absent]
 
@@ -184,7 +186,7 @@ def format_names(names: list[str]) -> str:
     return ', '.join(map(brief, names[:_MAX_NAMES])) + more
 
 
-def _fused(parent: str) -> Mapping[str, tuple[str, ...]]:
+def _fuse_projections(parent: str) -> Mapping[str, tuple[str, ...]]:
     """Return the fused projections of an attention module; none for any other module."""
     if parent == 'map_head/attention' or parent.endswith('/cross'):
         return _CROSS

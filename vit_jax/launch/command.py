@@ -41,7 +41,7 @@ def require_installed(needed: Sequence[str], what: str) -> None:
     """Raise UserError for an extra that is not installed here, where jobs run, too."""
     for extra in needed:
         if not extras.is_installed(extra):
-            raise extras.missing(what, extra)
+            raise extras.missing_error(what, extra)
 
 
 def require_bucket(launcher: str, words: Sequence[str]) -> None:

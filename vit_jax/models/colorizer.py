@@ -125,7 +125,9 @@ class Model(base.Model):
     ) -> list[ParameterPictures]:
         """Draw similarities of the positions of patches and queries, and the patches' filters."""
         grid = require_grid(image_size, self.patch_size)
-        tables = {name: params[name] if name in params else self._fixed(grid) for name in TABLES}
+        tables = {
+            name: params[name] if name in params else self._fixed_embedding(grid) for name in TABLES
+        }
         return [
             *(position_similarity(name, table[0], grid) for name, table in tables.items()),
             *embedding_filters(params),
@@ -155,9 +157,9 @@ class Model(base.Model):
         rows, columns = grid
         if self.posemb == 'learn':
             return positions.learned(self, rows * columns, self.width, name=name)
-        return self._fixed(grid)
+        return self._fixed_embedding(grid)
 
-    def _fixed(self, grid: tuple[int, int]) -> Array:
+    def _fixed_embedding(self, grid: tuple[int, int]) -> Array:
         """Compute sines and cosines, [1 N D], the same for patches and queries."""
         rows, columns = grid
         if self.posemb == 'sincos1d':

@@ -89,7 +89,7 @@ class Model(detr.Model):
         batch, height, width, _ = detected.features.shape
         maps = maps.reshape(batch, -1, height, width, self.num_heads)
         if self.box_maps:
-            maps += covered(boxes, (height, width), pixel_mask)[..., None]
+            maps += box_coverage(boxes, (height, width), pixel_mask)[..., None]
         # The finest of the maps before the last one has the size of the masks.
         finest = STRIDES.index(self.mask_stride)
         masks = self.mask_head(detected.features, maps, detected.maps[finest:-1][::-1])
@@ -104,7 +104,7 @@ class Model(detr.Model):
         return jnp.full((self.num_queries, *masks.shape[1:]), NO_MASK).at[chosen].set(masks)
 
 
-def covered(
+def box_coverage(
     boxes: Float[Array, 'B Q 4'],
     grid: tuple[int, int],
     pixel_mask: Bool[Array, 'B H W'] | None = None,

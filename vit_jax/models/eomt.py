@@ -21,7 +21,7 @@ from vit_jax.errors import UserError
 from vit_jax.models import vit
 from vit_jax.models.base import check_counts
 from vit_jax.models.vit import attention_positions, block_options, make_norm
-from vit_jax.nn.attention import recomputed
+from vit_jax.nn.attention import recompute_in_backward
 from vit_jax.nn.blocks import GELUS, Block
 from vit_jax.nn.maps import AttentionMap, HiddenState, collect, collect_blocks
 from vit_jax.nn.norms import LayerNorm
@@ -272,7 +272,7 @@ class Encoder(nn.Module):
 
         for i in blocks:
             rate = self.drop_path * i / max(self.depth - 1, 1)
-            run = recomputed(functools.partial(apply, rate=rate), self.remat)
+            run = recompute_in_backward(functools.partial(apply, rate=rate), self.remat)
             x = run(self.block[i], x, positions, mask)
         return x
 

@@ -26,7 +26,7 @@ from vit_jax.models._generator import (
     among_patches,
 )
 from vit_jax.models.base import check_fields
-from vit_jax.nn.attention import recomputed
+from vit_jax.nn.attention import recompute_in_backward
 from vit_jax.nn.blocks import SwiGlu
 from vit_jax.nn.maps import AttentionMap, collect
 from vit_jax.nn.multi_head import MultiHeadAttention
@@ -159,7 +159,7 @@ class Model(Generator):
         def apply(block: nn.Module, x: Array, condition: Array, positions: Rotary) -> Array:
             return block(x, condition, positions, train)
 
-        apply = recomputed(apply, self.remat)
+        apply = recompute_in_backward(apply, self.remat)
         size = self.width // self.num_heads
         positions = rope(Layout(grid), size)
         for i in range(self.depth):

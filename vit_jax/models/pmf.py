@@ -20,7 +20,7 @@ from vit_jax.errors import UserError, check_choice
 from vit_jax.models import jit
 from vit_jax.models._generator import Generator, GeneratorInputs, among_patches
 from vit_jax.models.base import check_counts
-from vit_jax.nn.attention import recomputed
+from vit_jax.nn.attention import recompute_in_backward
 from vit_jax.nn.blocks import SwiGlu
 from vit_jax.nn.maps import AttentionMap, collect
 from vit_jax.nn.multi_head import MultiHeadAttention
@@ -158,7 +158,7 @@ class Model(Generator):
         def apply(block: nn.Module, x: Array, positions: Rotary) -> Array:
             return block(x, positions)
 
-        apply = recomputed(apply, self.remat)
+        apply = recompute_in_backward(apply, self.remat)
         for name in names:
             block = Block(
                 self.num_heads,

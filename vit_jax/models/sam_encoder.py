@@ -21,7 +21,7 @@ from vit_jax.errors import UserError, check_multiple
 from vit_jax.models import base
 from vit_jax.models._resizing import resize_positions
 from vit_jax.models.base import Params, Resized, Size, check_counts, check_fields
-from vit_jax.nn.attention import recomputed
+from vit_jax.nn.attention import recompute_in_backward
 from vit_jax.nn.blocks import Mlp
 from vit_jax.nn.dense import class_head
 from vit_jax.nn.maps import AttentionMap, HiddenState
@@ -103,7 +103,7 @@ class Model(base.Model):
         """
         dtype = jnp.dtype(self.dtype)
         x = self._embed(images, train, dtype)
-        apply = recomputed(lambda block, x, rate: block(x, train, rate), self.remat)
+        apply = recompute_in_backward(lambda block, x, rate: block(x, train, rate), self.remat)
         for i, rate in enumerate(np.linspace(0.0, self.block.drop_path, self.depth)):
             block = Block(
                 *(self.num_heads, self.mlp_dim),

@@ -91,7 +91,7 @@ class Model(base.Model):
                 "length of the transform tokenize('caption', LENGTH) and config.model.length alike"
             )
         tokens = self._encoder()(self._embed(ids), train)
-        x = self._pooled(tokens, ids)
+        x = self._pool(tokens, ids)
         outputs = {'tokens': tokens, 'pre_logits': x}
         if self.num_classes:
             outputs['logits'] = nn.Dense(
@@ -150,7 +150,7 @@ class Model(base.Model):
         common |= {'scan': self.scan, 'remat': self.remat}
         return Encoder(block, self.depth, name='encoder', **common)
 
-    def _pooled(self, tokens: Float[Array, 'B N D'], ids: Int[Array, 'B N']) -> Array:
+    def _pool(self, tokens: Float[Array, 'B N D'], ids: Int[Array, 'B N']) -> Array:
         if self.eos is None:
             return tokens[:, -1]
         end = jnp.argmax(ids if self.eos == LARGEST else ids == self.eos, axis=1)

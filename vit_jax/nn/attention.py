@@ -260,7 +260,7 @@ def check_remat(remat: bool | str) -> None:
         raise UserError(nearest('remat', str(remat), ['False', 'True', *POLICIES]))
 
 
-def recomputed(apply: Callable, remat: bool | str, **options: Any) -> Callable:
+def recompute_in_backward(apply: Callable, remat: bool | str, **options: Any) -> Callable:
     """Wrap a function of a module and arrays to recompute values in the backward pass.
 
     Args:

@@ -14,7 +14,7 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.array_types import Bool, Float, Int
-from vit_jax.nn.attention import HIDDEN, Segments, recomputed
+from vit_jax.nn.attention import HIDDEN, Segments, recompute_in_backward
 from vit_jax.nn.dense import XAVIER, Dense, Initializer
 from vit_jax.nn.multi_head import MultiHeadAttention
 from vit_jax.nn.norms import LayerNorm, recompute
@@ -220,7 +220,7 @@ class Encoder(nn.Module):
         def apply(block: nn.Module, x: Array, rate: float | Array, *rest: Any) -> Array:
             return block(x, train, rate, *rest)
 
-        apply = recomputed(apply, self.remat, prevent_cse=not self.scan)
+        apply = recompute_in_backward(apply, self.remat, prevent_cse=not self.scan)
         rates = np.linspace(0.0, self.drop_path, self.depth)
         if self.scan:
             x = self._scan(apply, x, rates, segments, *optional)

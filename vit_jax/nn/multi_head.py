@@ -285,12 +285,12 @@ class MultiHeadAttention(nn.Module):
         width = tokens['q'].shape[-1]
         parts = [y for x in projected for y in jnp.split(x, x.shape[-1] // width, axis=-1)]
         for i, letter in enumerate('qk'):
-            x = self._normed(letter, parts[i].reshape(*parts[i].shape[:-1], self.num_heads, -1))
+            x = self._normalize(letter, parts[i].reshape(*parts[i].shape[:-1], self.num_heads, -1))
             x = x if rotary is None else rotary.rotate(x, heads=-2)
             parts[i] = x.reshape(parts[i].shape)
         return tuple(parts)
 
-    def _normed(self, letter: str, heads: Array) -> Array:
+    def _normalize(self, letter: str, heads: Array) -> Array:
         """Apply any norm of queries and keys to their heads; values stay unchanged."""
         if self.qk_norm is None or letter == 'v':
             return heads
@@ -304,7 +304,7 @@ class MultiHeadAttention(nn.Module):
             sources = [tokens[letter] for letter in name]
             if any(x is not None for x in sources):
                 heads.update(zip(name, getattr(self, name)(*sources), strict=True))
-        return {k: x if x is None else self._normed(k, x) for k, x in heads.items()}
+        return {k: x if x is None else self._normalize(k, x) for k, x in heads.items()}
 
     def _draw_keep_mask(self, spec: AttentionSpec) -> Bool[Array, 'B H N M']:
         """Draw the mask of the weights that dropout keeps, the same as in `_attend`."""

@@ -25,7 +25,7 @@ from vit_jax.nn.attention import (
     WindowSpec,
     attend,
     attention_weights,
-    recomputed,
+    recompute_in_backward,
 )
 from vit_jax.nn.attention_choice import Choice, choose_for
 from vit_jax.nn.blocks import Mlp
@@ -354,7 +354,7 @@ class Stage(nn.Module):
         def apply(block: nn.Module, x: Array, rate: float) -> Array:
             return block(x, train, rate)
 
-        apply = recomputed(apply, self.remat, static_argnums=2)
+        apply = recompute_in_backward(apply, self.remat, static_argnums=2)
         for j, rate in enumerate(self.drop_paths):
             x = apply(self.block(shifted=is_shifted(j), name=f'block_{j}'), x, rate)
         return self.merging(self.norm_eps, self.dtype, name='merge')(x) if self.merging else x

@@ -25,12 +25,12 @@ from vit_jax.optim.muon import muon
 from vit_jax.optim.param_groups import (
     Delay,
     Rules,
-    bounded,
+    bound_parameters,
     check_number,
     check_patterns,
-    delayed,
+    delay_updates,
     first_match,
-    frozen,
+    freeze_matching,
     layer_scale,
     scale_by_path,
 )
@@ -107,10 +107,10 @@ def make(
         else scale_by_path(layer_scale(params, optim.layer_decay, layers)),
     )
     if optim.lr_delays:
-        tx = delayed(tx, _delays(optim, times, rate))
+        tx = delay_updates(tx, _delays(optim, times, rate))
     if largest:
-        tx = bounded(tx, largest)
-    return frozen(tx, optim.freeze) if optim.freeze else tx, rate
+        tx = bound_parameters(tx, largest)
+    return freeze_matching(tx, optim.freeze) if optim.freeze else tx, rate
 
 
 def _delays(optim: Optim, times: Durations, rate: optax.Schedule) -> list[Delay]:

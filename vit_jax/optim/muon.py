@@ -11,7 +11,7 @@ import jax
 import optax
 from optax import contrib
 
-from vit_jax.tree_paths import map_paths, param_paths, path_name, unrolled
+from vit_jax.tree_paths import block_paths, map_paths, param_paths, path_name
 
 PyTree = Any
 
@@ -112,7 +112,7 @@ TO_HEADS = re.compile(r'/([qkv]+)/(kernel|bias)$')
 
 def is_stacked(path: str, leaf: Any) -> bool:
     """Return whether a parameter has scanned blocks on axis 0."""
-    return unrolled(path, leaf) != [path]
+    return block_paths(path, leaf) != [path]
 
 
 def kernel_axes(path: str, ndim: int) -> tuple[Axes, Axes]:

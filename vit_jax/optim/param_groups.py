@@ -18,7 +18,7 @@ import numpy as np
 import optax
 
 from vit_jax.errors import UserError
-from vit_jax.tree_paths import map_paths, param_paths, path_name, unrolled
+from vit_jax.tree_paths import block_paths, map_paths, param_paths, path_name
 
 PyTree = Any
 Rules = Sequence[tuple[str, float]]
@@ -68,7 +68,7 @@ def layer_scale(params: PyTree, decay: float, layers: Sequence[str]) -> Callable
         return decay ** (len(layers) - layer)
 
     def scale(path: str) -> Scale:
-        blocks = unrolled(path, leaves[path])
+        blocks = block_paths(path, leaves[path])
         return (
             path_scale(path) if blocks == [path] else jnp.asarray([path_scale(b) for b in blocks])
         )
@@ -76,7 +76,7 @@ def layer_scale(params: PyTree, decay: float, layers: Sequence[str]) -> Callable
     return scale
 
 
-def frozen(
+def freeze_matching(
     tx: optax.GradientTransformation, patterns: Sequence[str]
 ) -> optax.GradientTransformation:
     """Apply `tx` to all parameters except those that match a pattern, which get no update."""
@@ -89,7 +89,7 @@ def frozen(
     )
 
 
-def trained(params: PyTree, patterns: Sequence[str]) -> PyTree:
+def select_trained(params: PyTree, patterns: Sequence[str]) -> PyTree:
     """Select the parameters to differentiate by; those that match a pattern become None."""
     return jax.tree_util.tree_map_with_path(
         lambda keys, leaf: None if _is_frozen(path_name(keys), patterns) else leaf, params
@@ -103,7 +103,7 @@ def _is_frozen(path: str, patterns: Sequence[str]) -> bool:
 Delay = tuple[str, int, optax.Schedule | None]
 
 
-def delayed(tx: optax.GradientTransformation, delays: Sequence[Delay]) -> Any:
+def delay_updates(tx: optax.GradientTransformation, delays: Sequence[Delay]) -> Any:
     """Delay the updates of `tx` until the step in the parameter's rule.
 
     The optimizer state follows the gradients from the first step, as with a learning rate of zero:
@@ -130,7 +130,9 @@ def delayed(tx: optax.GradientTransformation, delays: Sequence[Delay]) -> Any:
     return optax.chain(tx, wait)
 
 
-def bounded(tx: optax.GradientTransformation, largest: Rules) -> optax.GradientTransformation:
+def bound_parameters(
+    tx: optax.GradientTransformation, largest: Rules
+) -> optax.GradientTransformation:
     """Limit parameters after updates of `tx` to the value of the first matching rule.
 
     The state is the same as for `tx`.
@@ -176,7 +178,7 @@ def at_step(state: PyTree, step: jax.Array) -> PyTree:
         return {name: at_step(inner, step) for name, inner in state.items()}
     if type(state) is tuple:  # a chain
         return tuple(at_step(inner, step) for inner in state)
-    # A state that is only a number is the count of `delayed`.
+    # A state that is only a number is the count of `delay_updates`.
     return step if isinstance(state, jax.Array) else state
 
 

@@ -45,7 +45,7 @@ class Timing:
       batch_size: Rows of the global batch.
       compile_sec: Seconds of tracing and compiling: the first call minus one step.
       step_sec: Median seconds per step.
-      step_sec_p10, step_sec_p90: The spread.
+      step_sec_p10, step_sec_p90: 10th and 90th percentile of seconds per step.
       images_per_sec: Images, or pairs of sequences, per second of all devices.
       flops_per_sec: Model FLOPs per second, without recomputation.
       mfu: Share of the devices' peak; None if unknown.
@@ -77,17 +77,17 @@ def time_forward(
 ) -> Timing:
     """Time the eval step: the model's forward pass, and the sums of its metrics.
 
-    A row of the batch holds `per_row` examples on average; `adapters` are those of a run of
-    `config.lora`, which are merged in each step.
+    A row of the batch holds `per_row` examples on average; `adapters` of a LoRA run are merged in
+    each step.
     """
     batch = real_rows(batch_size) | synthetic_batch(spec, batch_size, seed)
-    variables = layout.create(lambda: _initial(model, task, spec, seed, adapters))
-    called = adapters.wrap(model) if adapters else model
-    compiled = layout.compile_eval(make_eval_step(called, task, axis_name=layout.axis_name))
+    variables = layout.create(lambda: _init_variables(model, task, spec, seed, adapters))
+    wrapped = adapters.wrap(model) if adapters else model
+    compiled = layout.compile_eval(make_eval_step(wrapped, task, axis_name=layout.axis_name))
     on_device = layout.put_batch(batch)
-    each = task_flops.evaluation_flops(model, task, spec)
+    flops_per_row = task_flops.evaluation_flops(model, task, spec)
     seconds = time_calls(lambda: compiled(variables, on_device), steps)
-    return _timing(layout, batch_size, per_row, each, seconds)
+    return _timing(layout, batch_size, per_row, flops_per_row, seconds)
 
 
 def time_train(
@@ -115,7 +115,7 @@ def time_train(
     batch = synthetic_batch(spec, batch_size, seed)
 
     def initial() -> Any:
-        return _initial(model, task, spec, seed, adapters)
+        return _init_variables(model, task, spec, seed, adapters)
 
     optimizer = tx(jax.eval_shape(initial)['params'])
 
@@ -123,58 +123,58 @@ def time_train(
         state = init_state(initial(), optimizer, seed, ema=step.ema_decay > 0)
         return dataclasses.replace(state, frozen=variables)
 
-    held = (frozen,) if frozen else ()
+    frozen_args = (frozen,) if frozen else ()
 
-    called = adapters.wrap(model) if adapters else model
-    train_step = make_train_step(called, task, Optimizer(optimizer, freeze), step, layout)
-    compiled = layout.compile_train(train_step, jax.eval_shape(init, *held))
-    on_device, state = layout.put_batch(batch), layout.create(init, *held)
+    wrapped = adapters.wrap(model) if adapters else model
+    train_step = make_train_step(wrapped, task, Optimizer(optimizer, freeze), step, layout)
+    compiled = layout.compile_train(train_step, jax.eval_shape(init, *frozen_args))
+    on_device, state = layout.put_batch(batch), layout.create(init, *frozen_args)
 
     def call() -> Any:
         nonlocal state
         state, metrics = compiled(state, on_device)
         return metrics
 
-    each = task_flops.step_flops(step.sam, model, task, spec)
-    return _timing(layout, batch_size, per_row, each, time_calls(call, steps))
+    flops_per_row = task_flops.step_flops(step.sam, model, task, spec)
+    return _timing(layout, batch_size, per_row, flops_per_row, time_calls(call, steps))
 
 
-def _initial(model: Any, task: Task, spec: Spec, seed: int, adapters: Adapters | None) -> Any:
-    """Initial variables, including adapters."""
+def _init_variables(
+    model: Any, task: Task, spec: Spec, seed: int, adapters: Adapters | None
+) -> Any:
+    """Initialize variables, including adapters."""
     variables = init_variables(model, task, blank_example(spec), seed)
     return adapters.extend(variables, seed) if adapters else variables
 
 
 def time_calls(call: Callable[[], Any], steps: int, warmup: int = 3) -> np.ndarray:
-    """Seconds of the first call, then between the ends of `steps` further calls.
+    """Time the first call, then the intervals between the ends of `steps` further calls.
 
-    As in training, the next call is always queued behind the running one, so that the time of
-    dispatch does not count.
+    As in training, the next call is queued while one runs, so dispatch time does not count.
     """
-    began = time.perf_counter()
+    start = time.perf_counter()
     jax.block_until_ready(call())
-    first = time.perf_counter() - began
+    first_seconds = time.perf_counter() - start
     for _ in range(warmup):
-        waiting = call()
-    jax.block_until_ready(waiting)
-    waiting, ends = call(), []
+        running = call()
+    jax.block_until_ready(running)
+    running, ends = call(), []
     for _ in range(steps + 1):
-        following = call()
-        jax.block_until_ready(waiting)
+        queued = call()
+        jax.block_until_ready(running)
         ends.append(time.perf_counter())
-        waiting = following
-    jax.block_until_ready(waiting)
-    return np.array([first, *np.diff(ends)])
+        running = queued
+    jax.block_until_ready(running)
+    return np.array([first_seconds, *np.diff(ends)])
 
 
 def synthetic_batch(spec: Spec, batch_size: int, seed: int) -> dict[str, np.ndarray]:
     """Make a batch that any task accepts: random bytes, floats in [0, 1), booleans True.
 
-    A single integer of an example, such as a label, is 0; several are 1, as 0 is the id of padding.
-    No row is padding.
+    An integer scalar such as a label is 0; integer arrays are 1, because 0 is the id of padding.
     """
     rng, slots = np.random.default_rng(seed), spec['mask'].shape if 'mask' in spec else ()
-    known = real_rows(batch_size, slots)
+    index_and_mask = real_rows(batch_size, slots)
 
     def draw(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         if dtype == np.uint8:
@@ -185,13 +185,15 @@ def synthetic_batch(spec: Spec, batch_size: int, seed: int) -> dict[str, np.ndar
 
     shapes = {name: (batch_size, *s.shape) for name, s in spec.items()}
     return {
-        name: known[name] if name in known else draw(shape, np.dtype(spec[name].dtype))
+        name: index_and_mask[name]
+        if name in index_and_mask
+        else draw(shape, np.dtype(spec[name].dtype))
         for name, shape in shapes.items()
     }
 
 
 def real_rows(batch_size: int, slots: tuple[int, ...] = ()) -> dict[str, np.ndarray]:
-    """Make `index` and `mask` of a batch without padding; for `slots` see `Plan.slots`."""
+    """Make `index` and `mask` of a batch without padding; see `Plan.slots`."""
     mask = np.ones((batch_size, *slots), np.float32)
     return {'index': np.arange(mask.size, dtype=np.int32).reshape(mask.shape), 'mask': mask}
 
@@ -202,7 +204,7 @@ def blank_example(spec: Spec) -> dict[str, jax.Array]:
 
 
 def image_spec(size: int, channels: int = 3) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes and dtypes of a classification example with a square image."""
+    """Return shapes and dtypes of a classification example with a square image."""
     return {
         'image': jax.ShapeDtypeStruct((size, size, channels), np.uint8),
         'label': jax.ShapeDtypeStruct((), np.int32),
@@ -320,7 +322,7 @@ class PreparedSteps:
             return None
         from vit_jax.optim import lora
 
-        shapes = jax.eval_shape(lambda: _initial(self.model, self.task, spec, 0, None))
+        shapes = jax.eval_shape(lambda: _init_variables(self.model, self.task, spec, 0, None))
         return lora.make(self.run.lora, self.model, shapes['params'])[0]
 
 

@@ -1,7 +1,7 @@
-"""Compilation for TPUs and GPUs in a child process, killed once it has written the schedule.
+"""Compile for TPUs and GPUs in a child process, which is killed after scheduling.
 
-The schedule contains FLOPs, bytes, memory and collectives. The compiler would then spend minutes
-on machine code, which only its own estimate of cycles needs.
+The schedule contains FLOPs, bytes, memory and collectives. Machine code would take minutes more,
+and only the compiler's estimate of cycles needs it.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ def compile_step(
 
     Args:
       request: Request that the program reads from its folder; `topology` is a name.
-      program: Arguments of Python, before the request's folder. The program may write facts or an
-        error into the folder, and compiles a function `train_step` or `eval_step`.
-      cycles: Wait for machine code, which has the compiler's estimates of cycles.
+      program: Python arguments, followed by the request's folder. The program compiles a function
+        `train_step` or `eval_step`, and may write facts or an error into the folder.
+      cycles: Whether to wait for machine code, which contains the estimates of cycles.
 
     Raises:
       UserError: without the compiler, or for a mistake in the request.

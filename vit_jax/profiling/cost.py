@@ -37,22 +37,22 @@ class DataFacts:
       run: Config with the sizes that depend on the data.
       kinds: Kinds of training batches, the largest last.
       epoch: Examples per epoch.
-      each: Examples per step, averaged over buckets.
-      tokens: Tokens of the target in a step, on average and without padding; 0 without text.
+      examples_per_step: Examples per step, averaged over buckets.
+      tokens: Mean target tokens per step, without padding; 0 without text.
       size: Number of distinct training examples; None for `epoch`, 0 if unknown.
     """
 
     run: Run
     kinds: tuple[Shape, ...]
     epoch: int
-    each: float
+    examples_per_step: float
     tokens: float = 0
     size: int | None = None
 
     @property
     def times(self) -> Durations:
         """Durations of the run."""
-        return Durations.of(self.run.total, self.each, self.epoch)
+        return Durations.of(self.run.total, self.examples_per_step, self.epoch)
 
     @property
     def steps(self) -> int:
@@ -67,14 +67,14 @@ class PlannedRun:
     """Planned runs of the same cost.
 
     Attributes:
-      point: Differences from other runs, {'model.width': 64}.
+      point: Overrides that distinguish these runs, {'model.width': 64}.
       parameters: Parameter count of the model.
       steps: Steps of each run, without steps before its branch point.
       batch_size: Examples per step, averaged over buckets.
       forward: FLOPs of the forward passes on one example, including padding.
       train: FLOPs of forward and backward passes on one example.
       count: Number of runs; an upper bound for a search.
-      tokens: Tokens of the target in a step, on average and without padding; 0 without text.
+      tokens: Mean target tokens per step, without padding; 0 without text.
       data_size: Number of distinct training examples; 0 if unknown.
     """
 
@@ -116,8 +116,8 @@ class Machine:
 
     def __post_init__(self) -> None:
         if flops.peak_flops(self.device) is None:
-            known = ', '.join(flops.PEAK_FLOPS)
-            raise UserError(f'--device {self.device!r}: its peak is unknown; known are {known}')
+            devices = ', '.join(flops.PEAK_FLOPS)
+            raise UserError(f'--device {self.device!r}: unknown peak; choose from {devices}')
         if not 0 < self.mfu <= 1:
             raise UserError(f'--mfu {self.mfu}: must be more than 0 and at most 1')
 
@@ -146,26 +146,26 @@ def price(
       config: Config, which is not changed.
       examples: Examples per epoch, instead of the data's number.
       image_size: Side of square images in pixels, instead of the data's size.
-      point: The config's differences from others, {'model.width': 64}.
+      point: Overrides that distinguish the config, {'model.width': 64}.
       count: Number of runs.
 
     Raises:
-      UserError: if the data are neither known nor available, or `examples` or `image_size` is given
-        for text.
+      UserError: if the data are not available, or text gets `examples` or `image_size`.
     """
     facts = data_facts(config, examples, image_size)
-    run, each = facts.run, facts.each
+    run, examples_per_step = facts.run, facts.examples_per_step
     model, task = objects.make_model(run.model), objects.make_task(run.task)
     task = frozen.attach(task).task
     measured = [_measure(model, task, tuple(sorted(kind.spec.items()))) for kind in facts.kinds]
     flops_by_kind = [
-        (k.rows * k.share / each, f) for k, (_, f) in zip(facts.kinds, measured, strict=True)
+        (k.rows * k.share / examples_per_step, f)
+        for k, (_, f) in zip(facts.kinds, measured, strict=True)
     ]
     return PlannedRun(
         point=point or {},
         parameters=measured[0][0],
         steps=facts.steps,
-        batch_size=each,
+        batch_size=examples_per_step,
         forward=sum(n * f.forward for n, f in flops_by_kind),
         train=run.step.sam.gradients * sum(n * f.total for n, f in flops_by_kind),
         count=count,
@@ -185,12 +185,20 @@ def data_facts(
     if run.data.plan and image_size is None:
         plan = _plan_of(run.data, run.batch_size)
         epoch = len(plan.members) if examples is None else round(examples)
-        run, each = to_run(defaults.complete(config, plan.info)), plan.examples_per_step
-        return DataFacts(run, plan.shapes, epoch, each, plan.tokens_per_step)
+        run, examples_per_step = (
+            to_run(defaults.complete(config, plan.info)),
+            plan.examples_per_step,
+        )
+        return DataFacts(run, plan.shapes, epoch, examples_per_step, plan.tokens_per_step)
     if run.data.buckets:
         data = _open_text(run, examples, image_size)
-        run, each = to_run(defaults.complete(config, data.info)), data.plan.examples_per_step
-        return DataFacts(run, data.shapes, data.num_examples, each, data.plan.tokens_per_step)
+        run, examples_per_step = (
+            to_run(defaults.complete(config, data.info)),
+            data.plan.examples_per_step,
+        )
+        return DataFacts(
+            run, data.shapes, data.num_examples, examples_per_step, data.plan.tokens_per_step
+        )
     config, spec = _image_spec(config, image_size)
     kinds = (Shape(run.batch_size, 1, spec),)
     epoch = _epoch_size(run, examples)
@@ -199,9 +207,9 @@ def data_facts(
 
 
 def train_flops(meta: Mapping[str, Any], allowed: Sequence[str] = ()) -> float | None:
-    """Mean FLOPs of a training step, from the metadata of a checkpoint.
+    """Compute the mean FLOPs of a training step from a checkpoint's metadata.
 
-    None if the metadata lack the shapes of examples.
+    Return None if the metadata lack the shapes of examples.
 
     Args:
       meta: Checkpoint metadata.
@@ -273,8 +281,8 @@ def _measure(
     model: Any, task: Task, spec: tuple[tuple[str, Any], ...]
 ) -> tuple[int, task_flops.Training]:
     """Return a model's parameter count, and its training FLOPs per example."""
-    one = benchmark.blank_example(dict(spec))
-    params = jax.eval_shape(lambda: step.init_variables(model, task, one, 0))['params']
+    example = benchmark.blank_example(dict(spec))
+    params = jax.eval_shape(lambda: step.init_variables(model, task, example, 0))['params']
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     return count, task_flops.training_flops(model, task, dict(spec))
 
@@ -308,7 +316,7 @@ def cost_table(runs: Sequence[PlannedRun], machine: Machine) -> list[list[str]]:
 
 
 def _short_names(names: Sequence[str]) -> list[str]:
-    """`model.width` -> `width`, unless another name has the same ending."""
+    """Shorten `model.width` to `width` unless another name has the same ending."""
     leaves = [name.rpartition('.')[2] for name in names]
     return [
         leaf if leaves.count(leaf) == 1 else name for name, leaf in zip(names, leaves, strict=True)

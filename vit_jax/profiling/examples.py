@@ -23,7 +23,7 @@ from vit_jax.errors import UserError
 from vit_jax.profiling import benchmark
 
 Spec = dict[str, Any]  # shape and dtype of a row's arrays
-CLASSES = 1000  # those of ImageNet, if no data are given
+CLASSES = 1000  # of ImageNet, without data
 
 
 class Row(NamedTuple):
@@ -48,9 +48,8 @@ class Row(NamedTuple):
 def row_of(config: ConfigDict, image_size: int | None = None, channels: int | None = None) -> Row:
     """Make a row of a config's largest batches, or of images with a given size.
 
-    Black images stand in for a known data set that is not there, see `census.open_source`. A model
-    without `num_classes` gets those of the data, or the 1,000 of ImageNet if an image size is given
-    instead of data.
+    A known data set that is missing is replaced by black images, see `census.open_source`. A model
+    without `num_classes` gets the data's, or ImageNet's 1,000 if an image size replaces the data.
 
     Args:
       config: Config, which is not changed.
@@ -58,7 +57,7 @@ def row_of(config: ConfigDict, image_size: int | None = None, channels: int | No
       channels: Channels of these images, 3 if only `image_size` is given.
 
     Raises:
-      UserError: if no size is given and the data are neither known nor can be opened.
+      UserError: if no size is given and the data cannot be opened.
     """
     if image_size is None and channels is None:
         schema.check_section(config, 'data')
@@ -78,9 +77,9 @@ def row_of(config: ConfigDict, image_size: int | None = None, channels: int | No
 
 
 def _open_text(run: Run) -> Dataset:
-    """Open a text config's training data, but only its first pair.
+    """Open only the first pair of a text config's training data.
 
-    Otherwise all pairs would be read and tokenized, although the buckets determine the lengths.
+    The buckets determine the lengths, so the other pairs need not be read and tokenized.
     """
     base = re.split(r'[\[+]', str(run.data.split))[0]
     return open_dataset(dataclasses.replace(run.data, split=f'{base}[:1]'), run.batch_size)
@@ -104,14 +103,14 @@ def open_source(data: Data) -> Subset:
     """Open the source of a data section, or black images in its place.
 
     Raises:
-      UserError: if it is neither there nor known.
+      UserError: if it is missing and unknown.
     """
     source = census.open_source(data.source, str(data.split))
     return source if data.classes is None else source.only_classes(data.classes)
 
 
 def batch_rows(run: Run) -> int:
-    """Examples of a batch; of the longest bucket if `batch_size` counts tokens."""
+    """Return the examples of a batch; of the longest bucket if `batch_size` counts tokens."""
     if not (bounds := run.data.buckets):
         return run.batch_size
     return buckets.train_rows(bounds, run.batch_size)[-1]

@@ -20,7 +20,7 @@ TRAIN_TO_FORWARD = 3
 
 
 def count_flops(fn: Callable, *abstract_args: Any) -> int:
-    """FLOPs of one call of `fn`, by walking its jaxpr; nothing is run or compiled.
+    """Count the FLOPs of a call of `fn` from its jaxpr, without running or compiling it.
 
     Loop bodies count once per iteration, mapped code once per device, recomputation under
     `jax.checkpoint` again, and a conditional as its most expensive branch.
@@ -36,7 +36,7 @@ def count_flops(fn: Callable, *abstract_args: Any) -> int:
 
 
 def forward_flops(model: Any, *inputs: Any, rngs: tuple[str, ...] = ()) -> int:
-    """FLOPs of a Flax model's evaluation pass on (abstract) inputs of shape [B, ...].
+    """Count the FLOPs of a Flax model's evaluation on (abstract) inputs of shape [B, ...].
 
     Args:
       model: Linen module.
@@ -63,7 +63,7 @@ def variables_and_flops(
 
 
 def jaxpr_flops(jaxpr: Any) -> int:
-    """FLOPs of a traced function; see `count_flops`."""
+    """Count the FLOPs of a traced function; see `count_flops`."""
     return sum(_equation_flops(eqn) for eqn in jaxpr.eqns)
 
 
@@ -107,7 +107,7 @@ def _dot_flops(eqn: Any) -> int:
 
 
 def _conv_flops(eqn: Any) -> int:
-    """Padding counts as data; the zeros that a transposed convolution inserts do not."""
+    """Count padding as data, but not the zeros that a transposed convolution inserts."""
     numbers = eqn.params['dimension_numbers']
     kernel = eqn.invars[1].aval.shape
     _, in_channels, *window = (kernel[axis] for axis in numbers.rhs_spec)
@@ -172,7 +172,7 @@ def chips(devices: int, device_kind: str) -> float:
 
 
 def peak_flops(device_kind: str) -> float | None:
-    """Peak bf16 FLOP/s of one device, None if unknown.
+    """Return the peak bf16 FLOP/s of one device, None if unknown.
 
     Args:
       device_kind: Value of `jax.devices()[0].device_kind`, for example
@@ -186,7 +186,7 @@ def peak_flops(device_kind: str) -> float | None:
 
 
 def mfu(flops_per_step: float, seconds: float, n_devices: int, device_kind: str) -> float | None:
-    """Model FLOPs utilization in [0, 1] (Chowdhery et al. 2022), None if the peak is unknown.
+    """Compute model FLOPs utilization, 0 to 1 (Chowdhery et al. 2022); None without a peak.
 
     Args:
       flops_per_step: FLOPs of all devices together, without recomputation.
@@ -223,12 +223,12 @@ def fold_repeats(rows: Sequence[ParameterRow]) -> list[ParameterRow]:
 
 def _rows(tree: Mapping[str, Any], path: tuple[str, ...], times: int) -> Iterator[ParameterRow]:
     for name, repeats, node in _runs(tree):
-        place, total = (*path, name), times * repeats
+        parts, total = (*path, name), times * repeats
         if isinstance(node, Mapping):
-            yield from _rows(node, place, total)
+            yield from _rows(node, parts, total)
         else:
             (row,) = node
-            yield row | {'path': '/'.join(place), 'count': row['count'] * total, 'times': total}
+            yield row | {'path': '/'.join(parts), 'count': row['count'] * total, 'times': total}
 
 
 def _runs(tree: Mapping[str, Any]) -> Iterator[tuple[str, int, Any]]:
@@ -236,28 +236,28 @@ def _runs(tree: Mapping[str, Any]) -> Iterator[tuple[str, int, Any]]:
     entries = list(tree.items())
     while entries:
         name, node = entries.pop(0)
-        stem, first = _numbered(name)
-        length = 1
-        if first is not None:
-            while entries and _follows(entries[0], stem, first + length, node):
+        stem, first_number = _split_number(name)
+        count = 1
+        if first_number is not None:
+            while entries and _follows(entries[0], stem, first_number + count, node):
                 entries.pop(0)
-                length += 1
-        last = (first or 0) + length - 1
-        yield (name if length == 1 else f'{stem}{{{first}..{last}}}'), length, node
+                count += 1
+        last = (first_number or 0) + count - 1
+        yield (name if count == 1 else f'{stem}{{{first_number}..{last}}}'), count, node
 
 
 def _follows(entry: tuple[str, Any], stem: str, number: int, node: Any) -> bool:
-    return _numbered(entry[0]) == (stem, number) and _form(entry[1]) == _form(node)
+    return _split_number(entry[0]) == (stem, number) and _form(entry[1]) == _form(node)
 
 
-def _numbered(name: str) -> tuple[str, int | None]:
-    """`block_11` -> ('block_', 11)."""
+def _split_number(name: str) -> tuple[str, int | None]:
+    """Split a trailing number off a name: `block_11` -> ('block_', 11)."""
     match = re.fullmatch(r'(.*_)(\d+)', name)
     return (match[1], int(match[2])) if match else (name, None)
 
 
 def _form(node: Any) -> Hashable:
-    """Names, shapes and dtypes of a node, which are the same for equal nodes."""
+    """Return a node's names, shapes and dtypes, by which nodes are compared."""
     if isinstance(node, Mapping):
         return tuple((name, _form(inner)) for name, inner in node.items())
     return tuple(node[0]['shape']), node[0]['dtype']

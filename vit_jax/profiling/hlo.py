@@ -222,7 +222,7 @@ def _array(dtype: str, dims: str, order: str, layout: str) -> Array:
 
 
 def _bits(dtype: str) -> int:
-    """Bits of an element; 0 for types without data."""
+    """Return the bits of an element; 0 for types without data."""
     if dtype == 'pred':
         return 8
     match = re.match(r'(?:bf|f|s|u|c)(\d+)', dtype)
@@ -230,7 +230,7 @@ def _bits(dtype: str) -> int:
 
 
 def instruction_flops(module: Module, computation: Computation, instruction: Instruction) -> int:
-    """FLOPs of an instruction and of all that it calls, each once."""
+    """Count the FLOPs of an instruction and of every computation that it calls."""
     if instruction.opcode == 'convolution':
         return _convolution(computation, instruction)
     if instruction.opcode == 'dot':
@@ -248,25 +248,25 @@ def instruction_flops(module: Module, computation: Computation, instruction: Ins
 
 
 def _custom_call(computation: Computation, instruction: Instruction) -> int:
-    """FLOPs of a kernel, which declares them, or of a call of cuBLAS or cuDNN; 0 for others."""
+    """Count the FLOPs of a kernel that declares them, cuBLAS or cuDNN; 0 for other calls."""
     attributes = instruction.attributes
     if match := ESTIMATED.search(attributes):
         return int(match[1])
     library, _, function = instruction.target.partition('$')
     shapes = [computation[name].arrays[0].shape for name in instruction.operands]
     if library == '__cublas':
-        dims = _listed(LISTED_CONTRACTED, attributes)
+        dims = _parse_list(LISTED_CONTRACTED, attributes)
         return 2 * math.prod(instruction.arrays[0].shape) * math.prod(shapes[0][i] for i in dims)
     if library == '__cudnn' and function.startswith('fmha'):
         matmuls = 5 if 'Backward' in function else 2  # the backward pass recomputes the scores
-        return matmuls * 2 * math.prod(_listed(SCORES, attributes)) * shapes[0][-1]
+        return matmuls * 2 * math.prod(_parse_list(SCORES, attributes)) * shapes[0][-1]
     if library == '__cudnn' and function.startswith('conv'):
         return _cudnn_convolution(function, instruction, shapes)
     return 0
 
 
-def _listed(pattern: re.Pattern[str], attributes: str) -> list[int]:
-    """Numbers of a list in the configuration of a library call; none if it is missing."""
+def _parse_list(pattern: re.Pattern[str], attributes: str) -> list[int]:
+    """Parse a list of numbers in a library call's configuration; empty if missing."""
     match = pattern.search(attributes)
     return [int(n) for n in re.findall(r'\d+', match[1])] if match else []
 
@@ -274,7 +274,7 @@ def _listed(pattern: re.Pattern[str], attributes: str) -> list[int]:
 def _cudnn_convolution(
     function: str, instruction: Instruction, shapes: list[tuple[int, ...]]
 ) -> int:
-    """FLOPs of a forward convolution or of a gradient of one, which names the forward's axes."""
+    """Count the FLOPs of a convolution or its gradient, which has the forward's axes."""
     result = instruction.arrays[0].shape
     if function == 'convBackwardInput':  # of the outputs' gradient and the kernel
         lhs, rhs, out = result, shapes[1], shapes[0]
@@ -322,12 +322,13 @@ def _window(attributes: str) -> dict[str, list[int]]:
 def _meetings(
     length: int, outputs: int, size: int, low: int, stride: int, lhs_dilate: int, rhs_dilate: int
 ) -> int:
-    """Number of pairs (output, window position) that read an input and not padding."""
+    """Count pairs (output, window position) that read an input instead of padding."""
     last = (length - 1) * lhs_dilate
     return sum(
-        0 <= (at := out * stride + place * rhs_dilate - low) <= last and at % lhs_dilate == 0
+        0 <= (position := out * stride + offset * rhs_dilate - low) <= last
+        and position % lhs_dilate == 0
         for out in range(outputs)
-        for place in range(size)
+        for offset in range(size)
     )
 
 
@@ -353,8 +354,8 @@ def trip_count(module: Module, outside: Computation, loop: Instruction) -> int:
     return -(-(int(limit.text) - (start or 0)) // step)
 
 
-def rematerialized(module: Module) -> int:
-    """Number of instructions that XLA repeats to save memory; it names them `dot.3.remat2`."""
+def count_rematerialized(module: Module) -> int:
+    """Count instructions that XLA repeats to save memory, such as `dot.3.remat2`."""
     return sum(
         re.search(r'\.remat\d*(\.|$)', instruction.name) is not None
         for computation in module.computations.values()

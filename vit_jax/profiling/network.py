@@ -1,9 +1,9 @@
 """Exchanges between slices, over the data-center network, in the schedule of a compiled step.
 
 A chip sends its part of the gradients to its host, which exchanges it with the hosts of other
-slices; all chips of a host share its network card. The schedule says when each part is sent and
-when its sum is needed, and so how much of the exchange other operations hide. At best, each part is
-sent as soon as the backward pass has computed it, and only the next step waits for it.
+slices; all chips of a host share its network card. The schedule determines when each part is sent
+and when its sum is needed, and so how much of the exchange overlaps with computation. At best, each
+part is sent as soon as the backward pass has computed it, and only the next step waits for it.
 
 GPUs have hosts in place of slices. Their collectives are counted as rings that pass through each
 host once.
@@ -68,7 +68,7 @@ class Schedule:
     end: Moment
 
     def scheduled(self, rate: float, growth: float = 1) -> float:
-        """Seconds of a step whose exchanges share the network one after the other.
+        """Compute a step's seconds if exchanges use the network one after the other.
 
         Args:
           rate: Bytes per second that a chip sends.
@@ -85,7 +85,7 @@ class Schedule:
         return self.end.at(growth) + waited
 
     def best(self, rate: float, growth: float = 1) -> float:
-        """Seconds of a step that sends each array as soon as it is ready."""
+        """Compute a step's seconds if each array is sent as soon as it is ready."""
         free = 0.0
         for ready, size in sorted((e.ready.at(growth), e.bytes) for e in self.events if e.bytes):
             free = max(free, ready) + size / rate
@@ -143,7 +143,7 @@ class Crossing:
     speeds: Sequence[Speed]
 
 
-def crossing(module: Module, topology: Topology, rows: int, unit: int = 1) -> Crossing:
+def measure_crossing(module: Module, topology: Topology, rows: int, unit: int = 1) -> Crossing:
     """Measure a training step's exchanges between slices.
 
     Time is assumed to be proportional to the batch, except for the update of the parameters and for
@@ -195,7 +195,7 @@ def pays_from(pays: Callable[[float], bool], rows: int, unit: int) -> int:
     Args:
       pays: Function that returns whether a batch of `rows` times a factor pays off.
       rows: Rows of the compiled batch.
-      unit: See `crossing`.
+      unit: See `measure_crossing`.
     """
     low, high = 0.0, 1.0
     while not pays(high) and high < 2**BISECTIONS:
@@ -237,9 +237,9 @@ def schedule(module: Module, topology: Topology) -> Schedule:
 
 
 def _seconds(operations: Sequence[roofline.Operation], topology: Topology) -> tuple[float, float]:
-    """Synchronous seconds of the passes through the model, which grow with the batch, and others.
+    """Sum synchronous seconds that grow with the batch, and fixed ones.
 
-    Exchanges within a slice are among the others.
+    Exchanges within a slice are fixed.
     """
     growing = fixed = 0.0
     for op in operations:
@@ -255,7 +255,7 @@ def _seconds(operations: Sequence[roofline.Operation], topology: Topology) -> tu
 def _between_hosts(
     operations: Sequence[roofline.Operation], topology: Topology
 ) -> tuple[float, int] | None:
-    """Bytes that a GPU sends over the network in collectives, and their number; None for none.
+    """Return the bytes that a GPU sends in collectives, and their number; None without any.
 
     A host sends what a ring of the hosts needs, and the GPUs of a group share this.
     """

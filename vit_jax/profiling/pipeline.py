@@ -1,4 +1,4 @@
-"""Throughput of the data pipeline without a model, and the time of its stages."""
+"""Throughput of the data pipeline without a model, and time of its stages."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Throughput:
     """Throughput measured by `measure_throughput`.
 
     Attributes:
-      first: The first batch.
+      first: First batch.
       first_sec: Seconds until the first batch, including the start of threads and processes.
       seconds: Time measured, after the batches that may have been ready were discarded.
       per_sec: Rates by unit, such as {'images': 1200.0}; empty for a single batch.
       slowest, fastest: Lowest and highest rate in `PARTS` of the time, as shares of the mean.
-      loading: What made the batches.
+      loading: Workers that made the batches.
     """
 
     first: Batch
@@ -54,36 +54,34 @@ class Throughput:
 def measure_throughput(
     data: Dataset, batches: int, report: Callable[[int], None] = lambda _: None
 ) -> Throughput:
-    """Read training batches as fast as they come.
+    """Read training batches as fast as possible.
 
-    Batches that were made while the first one was waited for are discarded; those after them are
-    timed for at least `SECONDS`, in whole rounds of the threads and processes, which all finish a
-    batch at about the same time.
+    Batches prepared during the wait for the first one are discarded; later ones are timed for at
+    least `SECONDS`, in whole rounds of the workers, which finish batches at about the same time.
 
     Args:
       data: Data of the config.
-      batches: Least number of batches, including the first and the discarded ones; 1 for only the
-        first.
-      report: Called after each batch with its number, from 1.
+      batches: Minimum number of batches, including discarded ones; 1 for only the first.
+      report: Function called after each batch with its number, from 1.
 
     Raises:
       UserError: if batches cannot be made.
     """
-    loading, began = data.reading(), time.perf_counter()
-    with contextlib.closing(data.train_batches()) as coming:
-        first = next(coming)
-        first_sec = time.perf_counter() - began
+    loading, start_time = data.reading(), time.perf_counter()
+    with contextlib.closing(data.train_batches()) as batches_iter:
+        first = next(batches_iter)
+        first_sec = time.perf_counter() - start_time
         report(1)
         if batches == 1:
             return Throughput(first, first_sec, 0.0, {}, 1.0, 1.0, loading)
         for discarded in range(loading.held):
-            next(coming)
+            next(batches_iter)
             report(2 + discarded)
         number = 1 + loading.held
         counts: collections.Counter[str] = collections.Counter()
         times, start = [0.0], time.perf_counter()
         while times[-1] < SECONDS or number < batches or (len(times) - 1) % loading.round:
-            counts.update(data.count(next(coming)))
+            counts.update(data.count(next(batches_iter)))
             times.append(time.perf_counter() - start)
             number += 1
             report(number)
@@ -185,7 +183,7 @@ class Need:
 
 
 def needs(run: RunEstimate, slice_: Topology, mfu: float) -> list[Need]:
-    """Compute the needed data rates at the bound of a run and, if slower, at an MFU.
+    """Compute the data rates needed at a run's bound and, if slower, at an MFU.
 
     Args:
       run: Run estimated from the compiled step.
@@ -199,7 +197,7 @@ def needs(run: RunEstimate, slice_: Topology, mfu: float) -> list[Need]:
 
 
 def per_core(data: Dataset) -> float:
-    """Training examples per second and core of this machine, with all of its cores in use.
+    """Measure training examples per second and core, with all cores of the machine in use.
 
     Args:
       data: Data of the config.
@@ -215,7 +213,7 @@ def per_core(data: Dataset) -> float:
 
 
 def needs_record(needs: Sequence[Need], per_core: float, slice_: Topology) -> dict[str, Any]:
-    """Convert the numbers to JSON."""
+    """Convert data rates to JSON values."""
     return {
         'hosts': slice_.hosts,
         'per_core_per_sec': per_core,

@@ -33,14 +33,14 @@ PARTS = {
 }
 MIN_MICROBATCH = 8  # examples of a microbatch on a chip
 STILL_LESS = 0.99  # of the previous bound: less, and more microbatches are tried
-# Of the bound without accumulation. Below 1, since bounds ignore the gaps between operations, which
-# every microbatch adds.
+# Of the bound without accumulation. Below 1, since bounds ignore the gaps between operations that
+# each microbatch adds.
 WORTH = 0.9
 
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-    """All collectives of one kind along one axis of the mesh in a step."""
+    """Collectives of one kind along one mesh axis in a step."""
 
     kind: str
     axis: str
@@ -51,7 +51,7 @@ class Exchange:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """Operations of one part of the model, in a step, or all asynchronous copies."""
+    """Operations of one part of the model in a step, or all asynchronous copies."""
 
     path: str
     flops: int
@@ -85,8 +85,8 @@ class Report:
       unit: JAX device: `chip`, or `core` of TPU7x; memory, program and bounds are a device's.
       fits: Whether the step fits into the memory of a device.
       crossing: Exchanges between slices, or hosts of GPUs, which are not in `bound`; None on one.
-      rematerialized: Operations that the compiler repeats to save memory, on GPUs; model.remat is
-        not counted.
+      rematerialized: Operations that the compiler repeats on GPUs to save memory, without
+        those of model.remat.
     """
 
     topology: str
@@ -175,7 +175,7 @@ def preflight(
       Reports of all kinds of batches, up to the first that does not fit; and the time of the run.
 
     Raises:
-      UserError: as `compile_for.compile_step`.
+      UserError: see `compile_for.compile_step`.
     """
     request = {
         'config': config.to_dict(),
@@ -231,31 +231,33 @@ def report(compiled: Compiled, topology: Topology, step: str, kind: int = -1) ->
         'memory': memory,
         'needed': sum(memory.values()),
         'usable': chip.usable,
-        'rematerialized': hlo.rematerialized(module),
+        'rematerialized': hlo.count_rematerialized(module),
     }
     if common['needed'] > chip.usable:  # XLA compiles for GPUs anyway
         return Report(fits=False, **common)
-    found = roofline.operations(module)
-    cycles = [op.cycles * op.count for op in found if op.cycles is not None]
+    operations = roofline.operations(module)
+    cycles = [op.cycles * op.count for op in operations if op.cycles is not None]
     return Report(
-        flops=sum(op.count * op.flops for op in found),
-        bytes=sum(op.count * op.bytes for op in found),
-        bound=roofline.bound(found, chip),
-        link=roofline.link_seconds(found, chip),
+        flops=sum(op.count * op.flops for op in operations),
+        bytes=sum(op.count * op.bytes for op in operations),
+        bound=roofline.bound(operations, chip),
+        link=roofline.link_seconds(operations, chip),
         estimate=sum(cycles) / chip.clock if cycles else None,
-        exchanges=_exchanges(found, facts['mesh']),
-        costs=costs_of(found, topology),
-        crossing=_crossing(module, topology, batch['rows'], facts) if step == 'train' else None,
+        exchanges=_exchanges(operations, facts['mesh']),
+        costs=costs_of(operations, topology),
+        crossing=_measure_crossing(module, topology, batch['rows'], facts)
+        if step == 'train'
+        else None,
         **common,
     )
 
 
-def _crossing(
+def _measure_crossing(
     module: hlo.Module, topology: Topology, rows: int, facts: Mapping[str, Any]
 ) -> network.Crossing | None:
     if topology.slices == 1:
         return None
-    return network.crossing(module, topology, rows, facts['unit'])
+    return network.measure_crossing(module, topology, rows, facts['unit'])
 
 
 def _exchanges(operations: Sequence[roofline.Operation], mesh: Mapping[str, int]) -> list[Exchange]:
@@ -283,14 +285,14 @@ def costs_of(operations: Sequence[roofline.Operation], topology: Topology) -> li
 
 
 def remedies(config: ConfigDict, topology: Topology) -> list[str]:
-    """Overrides that each make a step smaller, such as `model.remat=dots`.
+    """List overrides that each reduce a step's memory, such as `model.remat=dots`.
 
     Args:
       config: Config of the step that does not fit.
       topology: Topology that it was compiled for.
     """
     devices = topology.slice_devices
-    overrides = _recomputing(config)
+    overrides = _remat_overrides(config)
     if keeps_all_activations(config):
         overrides.append('model.scan=False')
     run = to_run(config)
@@ -302,8 +304,8 @@ def remedies(config: ConfigDict, topology: Topology) -> list[str]:
     return overrides
 
 
-def _recomputing(config: ConfigDict) -> list[str]:
-    """Overrides that keep fewer activations than now, in decreasing order."""
+def _remat_overrides(config: ConfigDict) -> list[str]:
+    """List overrides that keep fewer activations, in decreasing order."""
     remat = schema.parameters(config, 'model').get('remat')
     if remat is None:
         return []
@@ -335,7 +337,7 @@ def with_override(config: ConfigDict, change: str) -> ConfigDict:
 def largest_batch(
     config: ConfigDict, topology: Topology, **options: Any
 ) -> tuple[ConfigDict, tuple[list[Report], RunEstimate]]:
-    """Find the config with the largest batch that fits, to an eighth, and its `preflight`.
+    """Find the config with the largest batch that fits, within an eighth, and its `preflight`.
 
     Arguments are the same as for `preflight`.
 
@@ -344,7 +346,7 @@ def largest_batch(
     """
     run = to_run(config)
     if run.data.buckets:
-        raise UserError('--batch-size fit counts examples, and this config tokens')
+        raise UserError('--batch-size fit counts examples, but this config counts tokens')
     unit = topology.devices // run.parallel.tensor * run.step.accum_steps
 
     tried = {}
@@ -360,18 +362,18 @@ def largest_batch(
 
 
 def memory_parts(buffers: str, module: Module) -> dict[str, int]:
-    """Bytes of HBM by contents; donated arguments count once, tiles with their padding.
+    """Sum bytes of HBM by contents; donated arguments count once, tiles with padding.
 
     Args:
       buffers: Text dumped by XLA.
       module: Module of these buffers, for the names of its arguments.
     """
     names = {int(p.text): p.op_name for p in module.entry.parameters}
-    found = dict.fromkeys((*PARTS, TEMPORARIES, OTHER), 0)
+    sizes = dict.fromkeys((*PARTS, TEMPORARIES, OTHER), 0)
     for size, color, label in ALLOCATION.findall(buffers):
         if (color or '0') == '0' and 'thread-local' not in label:
-            found[_part(label, names)] += int(size)
-    return {part: size for part, size in found.items() if size}
+            sizes[_part(label, names)] += int(size)
+    return {part: size for part, size in sizes.items() if size}
 
 
 def _part(label: str, names: Mapping[int, str]) -> str:
@@ -383,7 +385,7 @@ def _part(label: str, names: Mapping[int, str]) -> str:
 
 
 def estimated_memory(state: Mapping[str, int], needed: float) -> dict[str, int]:
-    """Bytes of HBM by contents for a step that does not fit; XLA reports only their sum.
+    """Estimate HBM bytes by contents for a step that does not fit; XLA reports the sum.
 
     Args:
       state: Bytes by field of the state, without padding.
@@ -402,7 +404,7 @@ def microbatch_counts(config: ConfigDict, topology: Topology) -> list[int]:
     """
     run = to_run(config)
     if run.data.buckets:
-        raise UserError('--accum fit counts examples, and this config tokens')
+        raise UserError('--accum fit counts examples, but this config counts tokens')
     shards = topology.devices // run.parallel.tensor
     if run.batch_size % shards:
         raise UserError(f'config.batch_size={run.batch_size}: must be a multiple of {shards} chips')
@@ -419,18 +421,18 @@ def with_microbatches(config: ConfigDict, number: int) -> ConfigDict:
 def try_microbatches(
     config: ConfigDict, topology: Topology, **options: Any
 ) -> Iterator[tuple[int, tuple[list[Report], RunEstimate]]]:
-    """Each number of microbatches with its result of `preflight`, until the bound stops falling.
+    """Yield numbers of microbatches with their `preflight`, until the bound stops falling.
 
     Arguments are the same as for `preflight.preflight`.
     """
-    before = None
+    previous_seconds = None
     for number in microbatch_counts(config, topology):
         reports, run = preflight(with_microbatches(config, number), topology, **options)
         yield number, (reports, run)
         if all(report.fits for report in reports):
-            if before is not None and run.seconds > STILL_LESS * before:
+            if previous_seconds is not None and run.seconds > STILL_LESS * previous_seconds:
                 return
-            before = run.seconds
+            previous_seconds = run.seconds
 
 
 def choose_microbatches(tried: Trials) -> tuple[int, str]:
@@ -443,19 +445,19 @@ def choose_microbatches(tried: Trials) -> tuple[int, str]:
     if not fitting:
         raise UserError('--accum fit: the step does not fit with any number of microbatches')
     fewest, best = min(fitting), min(fitting, key=lambda n: fitting[n])
-    less = 1 - fitting[best] / fitting[fewest]
-    if best > fewest and 1 - less <= WORTH:
-        return best, f'step.accum_steps={best} pays: the bound falls by {less:.0%}'
+    saving = 1 - fitting[best] / fitting[fewest]
+    if best > fewest and 1 - saving <= WORTH:
+        return best, f'step.accum_steps={best} pays: the bound falls by {saving:.0%}'
     if fewest > 1:
         return fewest, f'step.accum_steps={fewest} is the first that fits, and more hardly pays'
     if best == 1:
         return 1, 'accumulation does not pay: it lowers no bound'
-    how = f'by {less:.0%} with {best} microbatches'
-    return 1, f'accumulation does not pay: it lowers the bound {how}'
+    gain = f'by {saving:.0%} with {best} microbatches'
+    return 1, f'accumulation does not pay: it lowers the bound {gain}'
 
 
 def largest_that_fits(fits: Callable[[int], bool], first: int, most: int | None = None) -> int:
-    """Find the largest number that fits, to an eighth; 0 if 1 does not.
+    """Find the largest number that fits, within an eighth; 0 if 1 does not.
 
     Args:
       fits: Function that returns whether a number fits, called once for each.

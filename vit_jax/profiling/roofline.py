@@ -84,8 +84,8 @@ class Collective:
         indices = np.arange(math.prod(mesh.values())).reshape(tuple(mesh.values()))
         moved = set()
         for group in self.groups:
-            where = np.argwhere(np.isin(indices, group))
-            moved |= {name for i, name in enumerate(mesh) if len(set(where[:, i])) > 1}
+            positions = np.argwhere(np.isin(indices, group))
+            moved |= {name for i, name in enumerate(mesh) if len(set(positions[:, i])) > 1}
         return '+'.join(name for name in mesh if name in moved)
 
 
@@ -138,7 +138,7 @@ def expand(
 ) -> Iterator[Operation]:
     """Yield the operations of an instruction; in a loop, `count` times its trip count."""
     opcode = instruction.opcode
-    if opcode in FREE or opcode.endswith(('-done', '-update')) or ends(instruction):
+    if opcode in FREE or opcode.endswith(('-done', '-update')) or ends_collective(instruction):
         return
     if any(target in instruction.attributes for target in UNMOVED):
         return
@@ -164,7 +164,7 @@ def operation(
 ) -> Operation:
     """Describe an instruction that runs `count` times, with its FLOPs and bytes."""
     opcode = instruction.opcode
-    started = opcode.endswith('-start') or opcode in TRANSFERS or begins(instruction)
+    started = opcode.endswith('-start') or opcode in TRANSFERS or begins_collective(instruction)
     return Operation(
         path=module_path(_op_name(module, instruction)) or instruction.opcode,
         kind=instruction.opcode,
@@ -203,10 +203,10 @@ def module_path(op_name: str) -> str:
 
 
 def bound(operations: Sequence[Operation], chip: Chip) -> float:
-    """Lower bound on the seconds of a step.
+    """Compute a lower bound on the seconds of a step.
 
-    The maximum of three times: of all synchronous operations one after the other, of the HBM
-    traffic of the whole step including asynchronous copies, and of collectives on the links.
+    The maximum of three times: all synchronous operations in sequence, the HBM traffic of the step
+    including asynchronous copies, and collectives on the links.
     """
     synchronous = sum(op.seconds(chip) for op in operations if not op.asynchronous)
     traffic = sum(op.count * op.bytes for op in operations) / chip.bandwidth
@@ -219,7 +219,7 @@ def link_seconds(operations: Sequence[Operation], chip: Chip) -> float:
 
 
 def bytes_moved(module: Module, computation: Computation, instruction: Instruction) -> int:
-    """Bytes that an instruction reads and writes in one execution."""
+    """Count the bytes that an instruction reads and writes in one execution."""
     operands = [computation[name] for name in instruction.operands]
     opcode = instruction.opcode
     if opcode in ('fusion', 'async-start') and instruction.called:
@@ -257,18 +257,18 @@ def _results(operands: list[Instruction], instruction: Instruction) -> tuple[Arr
 
 def _fusion_bytes(module: Module, operands: list[Instruction], outside: Instruction) -> int:
     inside = module.computations[outside.called[0]]
-    written, read = _carried(outside)
+    written, read = _continued_arrays(outside)
     reads = sum(
         _hbm(operand) if (part := _part_read(module, inside, parameter)) is None
         else part * (operand.arrays[0].space == 0)
         for i, (parameter, operand) in enumerate(zip(inside.parameters, operands, strict=False))
         if operand.arrays and i not in read
     )  # fmt: skip
-    return reads + _written(module, inside, outside, written)
+    return reads + _bytes_written(module, inside, outside, written)
 
 
 def _part_read(module: Module, inside: Computation, parameter: Instruction) -> int | None:
-    """Bytes of a parameter that a fusion, or a nested one, reads; None for all of them."""
+    """Count the bytes of a parameter that a (nested) fusion reads; None for all."""
     total = 0
     for user in inside.users[parameter.name]:
         if user.opcode in THROUGH or user.opcode == 'fusion':
@@ -294,18 +294,20 @@ def _names_of(
     return [(within, parameter) for parameter, name in pairs if name == operand.name]
 
 
-def _carried(fusion: Instruction) -> tuple[set[int], set[int]]:
-    """Results and operands of a continuing collective, which were counted at its beginning."""
+def _continued_arrays(fusion: Instruction) -> tuple[set[int], set[int]]:
+    """Return results and operands of a continued collective, counted where it began."""
     match = ALIASING.search(fusion.attributes)
-    if match is None or not (begins(fusion) or continues(fusion)):
+    if match is None or not (begins_collective(fusion) or continues_collective(fusion)):
         return set(), set()
     pairs = re.findall(r'\{(\d*)\}: \((\d+)', match[1])
     results = {int(result or 0) for result, _ in pairs}
-    return results, set() if begins(fusion) else {int(operand) for _, operand in pairs}
+    return results, set() if begins_collective(fusion) else {int(operand) for _, operand in pairs}
 
 
-def _written(module: Module, inside: Computation, outside: Instruction, skipped: set[int]) -> int:
-    """Bytes that a fusion writes; of an array that it updates in place, only the update."""
+def _bytes_written(
+    module: Module, inside: Computation, outside: Instruction, skipped: set[int]
+) -> int:
+    """Count the bytes that a fusion writes; of in-place updates, only the update."""
     root = inside.root
     results = [inside[name] for name in root.operands] if root.opcode == 'tuple' else [root]
     arrays = outside.arrays
@@ -332,7 +334,7 @@ def _size_written(module: Module, inside: Computation, result: Instruction) -> i
 
 
 def _part(array: Array, of: Array) -> int:
-    """Bytes of an array that is part of `of`; 0 if that is not in HBM."""
+    """Return the bytes of an array that is part of `of`; 0 if `of` is not in HBM."""
     return array.size if of.space == 0 else 0
 
 
@@ -350,37 +352,41 @@ def collective(
         size = sum(a.size for name in instruction.operands for a in computation[name].arrays)
         chips = max(map(len, groups), default=1)
         return Collective(kind, size * (chips if kind == 'all-gather' else 1), groups)
-    if continues(instruction):
+    if continues_collective(instruction):
         return None
     for name in instruction.called:
         inside = module.computations[name]
         for inner in inside:
-            if found := collective(module, inside, inner):
+            if inner_collective := collective(module, inside, inner):
                 # A chip keeps only its part of the sum.
                 scattered = name.startswith('all-reduce-scatter')
-                return dataclasses.replace(found, kind='reduce-scatter') if scattered else found
+                return (
+                    dataclasses.replace(inner_collective, kind='reduce-scatter')
+                    if scattered
+                    else inner_collective
+                )
     return None
 
 
-def begins(instruction: Instruction) -> bool:
+def begins_collective(instruction: Instruction) -> bool:
     """Return whether a collective starts that continues in other instructions."""
     return instruction.name.startswith('async-collective-start')
 
 
-def continues(instruction: Instruction) -> bool:
+def continues_collective(instruction: Instruction) -> bool:
     """Return whether an earlier collective continues inside, overlapping other work."""
     return any(name.startswith('async_collective_fusion') for name in instruction.called)
 
 
-def ends(instruction: Instruction) -> bool:
+def ends_collective(instruction: Instruction) -> bool:
     """Return whether an instruction waits for an earlier collective."""
     return instruction.name.startswith('async-collective-done')
 
 
 def groups_of(attributes: str) -> tuple[tuple[int, ...], ...]:
-    """Groups of chips in any of HLO's three notations."""
+    """Parse groups of chips in any of HLO's three notations."""
     if match := MESH.search(attributes):
-        return _along(*match.groups())
+        return _groups_along(*match.groups())
     if match := COMPACT.search(attributes):
         shape, source, order = (
             [int(n) for n in part.split(',')] if part else [] for part in match.groups()
@@ -393,8 +399,8 @@ def groups_of(attributes: str) -> tuple[tuple[int, ...], ...]:
     return ()
 
 
-def _along(mesh: str, order: str | None, axes: str) -> tuple[tuple[int, ...], ...]:
-    """Groups along axes of a mesh, as `'a'=4,'b'=2` and `'a','b':(1)2`, which is a part of b."""
+def _groups_along(mesh: str, order: str | None, axes: str) -> tuple[tuple[int, ...], ...]:
+    """Parse groups along mesh axes: `'a'=4,'b'=2` and `'a','b':(1)2`, a part of b."""
     sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", mesh)}
     chosen = {name: (int(p or 1), int(n or 0)) for name, p, n in SUBAXIS.findall(axes)}
     shape, grouped = [], []

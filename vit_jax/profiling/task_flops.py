@@ -1,8 +1,7 @@
-"""Model FLOPs of a task: of its calls of the model, for one example.
+"""Model FLOPs of a task's calls of the model, for one example.
 
-As MFU counts them (Chowdhery et al. 2022, appendix B), recomputation is excluded: both that of
-`remat` and the second forward pass of a loss that couples rows, which `gradients.coupled` makes in
-microbatches or under pmap.
+As in MFU (Chowdhery et al. 2022, appendix B), recomputation is excluded: by `remat`, and in the
+second forward pass of `gradients.coupled` in microbatches or under pmap.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ class Training(NamedTuple):
 
     Attributes:
       learning: FLOPs of calls with a gradient.
-      averaged: FLOPs of calls without a gradient: at the running average of the parameters, and of
-        frozen models, such as a teacher.
+      averaged: FLOPs of calls without a gradient: of the model at averaged parameters, and of
+        frozen models such as a teacher.
     """
 
     learning: int
@@ -45,19 +44,19 @@ class Training(NamedTuple):
 
 
 def training_flops(model: Any, task: Task, spec: Spec) -> Training:
-    """FLOPs of `task.outputs` for one example, before `task.augment`."""
+    """Count the FLOPs of `task.outputs` for one example, before `task.augment`."""
     apply = _Counting(model, task.rngs, task.frozen_models)
     jax.eval_shape(functools.partial(task.outputs, apply), _batch_of_one(spec))
     return Training(apply.learning, apply.averaged)
 
 
 def step_flops(sam: Sam, model: Any, task: Task, spec: Spec) -> int:
-    """FLOPs of a training step for one example: of two gradients with a `sam.rho`."""
+    """Count the FLOPs of a training step for one example; SAM takes two gradients."""
     return sam.gradients * training_flops(model, task, spec).total
 
 
 def evaluation_flops(model: Any, task: Task, spec: Spec) -> int:
-    """FLOPs of the model for one example, called once on `task.inputs`."""
+    """Count the FLOPs of one call of the model on the `task.inputs` of an example."""
     inputs = jax.eval_shape(task.inputs, _batch_of_one(spec))
     return flops.forward_flops(model, *inputs, rngs=task.rngs)
 
@@ -82,22 +81,22 @@ class _Counting:
 
     def __call__(self, *inputs: Any, method: str | None = None, **options: Any) -> Any:
         options = {'train': True} | options if method is None else {'method': method} | options
-        outputs, count = self._traced(inputs, options)
+        outputs, count = self._trace(inputs, options)
         self.learning += count
         return outputs
 
     def average(self, *inputs: Any, method: str | None = None, **options: Any) -> Any:
         options = {'train': False} | options if method is None else {'method': method} | options
-        outputs, count = self._traced(inputs, options)
+        outputs, count = self._trace(inputs, options)
         self.averaged += count
         return outputs
 
     def _call(self, module: Any, *inputs: Any) -> Any:
-        outputs, count = self._traced(inputs, {}, module)
+        outputs, count = self._trace(inputs, {}, module)
         self.averaged += count
         return outputs
 
-    def _traced(
+    def _trace(
         self, inputs: tuple[Any, ...], options: dict[str, Any], module: Any = None
     ) -> tuple[Any, int]:
         module = module or self._model

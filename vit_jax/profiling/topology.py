@@ -26,8 +26,8 @@ INSTALL_GPU = (
 )
 PJRT = 'jax-cuda13-pjrt'
 GPU_PACKAGES = (PJRT, 'nvidia-nvvm', 'nvidia-cuda-nvcc')
-# Of the card's memory for a process of JAX, unless a variable names another share. The second is
-# the older name.
+# Share of the card's memory that JAX allocates, unless a variable sets it. The second variable is
+# the older one.
 PREALLOCATED = 0.75
 MEMORY_FRACTIONS = ('XLA_CLIENT_MEM_FRACTION', 'XLA_PYTHON_CLIENT_MEM_FRACTION')
 
@@ -278,7 +278,7 @@ def parse(text: str) -> Topology:
     match = re.fullmatch(r'(?:tpu-)?([a-z0-9]+)(?::([\dx]+)|-([1-9]\d*))', text)
     if match is None:
         raise UserError(
-            f'--topology {text!r}: write GENERATION:SHAPE or -SIZE, as v5e:4x4, v4-32, h100:8'
+            f'--topology {text!r}: write GENERATION:SHAPE or -SIZE, such as v5e:4x4, v4-32, h100:8'
         )
     name = ALIASES.get(match[1], match[1])
     if name not in CHIPS:
@@ -289,11 +289,13 @@ def parse(text: str) -> Topology:
     shape = tuple(int(n or 0) for n in match[2].split('x'))
     if len(shape) != chip.dims or not all(shape):
         example = 'x'.join('442'[: chip.dims])
-        raise UserError(f'--topology {text!r}: {name} has {chip.dims} dimensions, as {example}')
+        raise UserError(
+            f'--topology {text!r}: {name} has {chip.dims} dimensions, such as {example}'
+        )
     if math.prod(shape) > 1 and (shape[0] % 2 or shape[1] % 2):
         raise UserError(
-            f'--topology {text!r}: a slice of {name} is made of machines of 2 x 2 chips, its first '
-            'two sides are even'
+            f'--topology {text!r}: a slice of {name} consists of machines of 2 x 2 chips: make the '
+            'first two sides even'
         )
     return Topology(chip, shape)
 
@@ -302,7 +304,9 @@ def _host(text: str) -> Topology:
     """Parse the GPUs of a host, `h100:8`."""
     match = GPU_NAME.fullmatch(text)
     if match is None:
-        raise UserError(f'--topology {text!r}: write GPU:NUMBER, as h100:8, or 2xh100:8 for hosts')
+        raise UserError(
+            f'--topology {text!r}: write GPU:NUMBER, such as h100:8, or 2xh100:8 for two hosts'
+        )
     gpu, number = GPUS[match[1]], int(match[2])
     if number > gpu.single_host:
         hosts = -(-number // gpu.single_host)
@@ -317,10 +321,10 @@ def _shape(text: str, chip: Chip, size: int) -> tuple[int, ...]:
     """Find the most cubic shape of `size`, shorter sides first; a full machine is 2 x 2."""
     if not (sides := _shapes(chip, size)):
         unit = 'cores, two a chip' if chip.counted == 2 else 'chips'
-        near = ' and '.join(f'{chip.generation}-{n}' for n in _nearest_sizes(chip, size))
+        nearest_names = ' and '.join(f'{chip.generation}-{n}' for n in _nearest_sizes(chip, size))
         raise UserError(
             f'--topology {text!r}: no slice of {chip.generation} has {size} {unit}; the nearest: '
-            f'{near}'
+            f'{nearest_names}'
         )
     chips = size // chip.counted
     best = min(sides, key=lambda s: (max(s) / min(s), s))
@@ -377,9 +381,9 @@ def memory_fraction() -> float:
 
 
 def require_compiler(topology: Topology) -> None:
-    """Raise UserError if the compiler is not installed, or not for the version of JAX.
+    """Raise UserError if the compiler is missing or does not match the version of JAX.
 
-    On GPUs also for a share of the memory that JAX would refuse.
+    On GPUs, also raise it for a share of the memory that JAX would refuse.
     """
     if not isinstance(topology.chip, Gpu):
         if importlib.util.find_spec('libtpu') is None:
@@ -390,14 +394,15 @@ def require_compiler(topology: Topology) -> None:
         versions = [importlib.metadata.version(name) for name in GPU_PACKAGES]
     except importlib.metadata.PackageNotFoundError as e:
         raise UserError(INSTALL_GPU) from e
-    if versions[0] != (wanted := importlib.metadata.version('jaxlib')):
+    if versions[0] != (jaxlib_version := importlib.metadata.version('jaxlib')):
         raise UserError(
-            f'{PJRT} {versions[0]} is not for jaxlib {wanted}: pip install {PJRT}=={wanted}'
+            f'{PJRT} {versions[0]} is not for jaxlib {jaxlib_version}: '
+            f'pip install {PJRT}=={jaxlib_version}'
         )
 
 
 def environment(topology: Topology) -> dict[str, str]:
-    """Environment variables of a compiling process that neither uses nor waits for a device."""
+    """Return environment variables for a process that compiles without a device."""
     variables = {k: v for k, v in os.environ.items() if not k.startswith(('TPU_', 'LIBTPU_'))}
     variables |= {
         'JAX_PLATFORMS': 'cpu',
@@ -418,7 +423,7 @@ def environment(topology: Topology) -> dict[str, str]:
 
 
 def devices(topology: Topology) -> list[Any]:
-    """Devices of all slices, one a chip, or two of TPU7x.
+    """Describe the devices of all slices, one per chip, or two on TPU7x.
 
     Call it in a process with the variables of `environment`.
 

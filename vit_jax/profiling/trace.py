@@ -44,13 +44,13 @@ def read_trace(file: pathlib.Path) -> Operations:
       UserError: if the trace cannot be read.
     """
     command = [sys.executable, '-m', 'vit_jax.profiling.trace', str(file)]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    if done.returncode:
+    process = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if process.returncode:
         raise UserError(
-            f'jax {jax.__version__} cannot read {file.name} (exit code {done.returncode}): '
+            f'jax {jax.__version__} cannot read {file.name} (exit code {process.returncode}): '
             'open the trace with TensorBoard or https://ui.perfetto.dev'
         )
-    return Operations(**json.loads(done.stdout))
+    return Operations(**json.loads(process.stdout))
 
 
 def _parse_trace(file: pathlib.Path) -> Operations:
@@ -59,7 +59,7 @@ def _parse_trace(file: pathlib.Path) -> Operations:
     for device, name, span in _events(jax.profiler.ProfileData.from_file(str(file))):
         spans[device].append(span)
         ops[name] += (span[1] - span[0]) / 1e9
-    busy = [covered(intervals) / 1e9 for intervals in spans.values()]
+    busy = [union_length(intervals) / 1e9 for intervals in spans.values()]
     longest = sorted(ops.items(), key=lambda op: -op[1])
     return Operations(sum(busy) / len(busy) if busy else 0.0, dict(longest))
 
@@ -84,12 +84,12 @@ def kind(name: str) -> str:
     return re.sub(r'(\.(\d+|clone|remat\d*))+$', '', bare)
 
 
-def covered(spans: Iterable[Span]) -> float:
-    """Compute the length of the union of spans."""
+def union_length(spans: Iterable[Span]) -> float:
+    """Compute the total length of the union of spans."""
     total, end = 0.0, float('-inf')
-    for first, last in sorted(spans):
-        total += max(0.0, last - max(first, end))
-        end = max(end, last)
+    for start, stop in sorted(spans):
+        total += max(0.0, stop - max(start, end))
+        end = max(end, stop)
     return total
 
 

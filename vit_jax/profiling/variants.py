@@ -27,7 +27,7 @@ PACKAGE = 'vit_jax.models'
 TABLE = pathlib.Path(__file__).with_name('variants.json')
 IMAGE_SIZE = 224  # of the table
 TOKENS = 64  # of a sentence
-# Sizes that otherwise depend on the data; the number of classes is that of ImageNet.
+# Sizes that otherwise depend on the data; ImageNet's number of classes.
 ASSUMED = {'num_classes': 1000, 'vocab_size': 32_000}
 PIXELS = {'H', 'W'}
 # Lengths of one example along the dimensions of a model's annotations.
@@ -52,7 +52,7 @@ class Variant:
 
 
 def read_table() -> dict[str, list[Variant]]:
-    """Count the variants of every model on images of `IMAGE_SIZE`."""
+    """Read the variants of every model, counted on images of `IMAGE_SIZE`."""
     return {
         model: [Variant(model, *row) for row in rows]
         for model, rows in json.loads(TABLE.read_text()).items()
@@ -81,14 +81,14 @@ def measure(model: str, name: str, image_size: int) -> Variant:
     cls, keywords = module.Model, module.variant(name)
     fields = parameters(cls)
     sizes = {key: ASSUMED[key] for key in LEFT_OPEN if key in fields}
-    quick = {'scan': True} if 'scan' in fields else {}  # one block is traced, not all
-    inputs = [_blank(p.annotation, image_size) for p in _required(cls).values()]
-    variables, forward = flops.variables_and_flops(cls(**sizes | quick | keywords), *inputs)
+    scan_option = {'scan': True} if 'scan' in fields else {}  # one block is traced, not all
+    inputs = [_blank(p.annotation, image_size) for p in _required_inputs(cls).values()]
+    variables, forward = flops.variables_and_flops(cls(**sizes | scan_option | keywords), *inputs)
     count = sum(leaf.size for leaf in jax.tree.leaves(variables['params']))
     return Variant(model, name, count, forward / 2e9)
 
 
-def _required(cls: Any) -> Parameters:
+def _required_inputs(cls: Any) -> Parameters:
     """Find the required inputs of a model."""
     inputs = parameters(cls.__call__)
     return {k: p for k, p in inputs.items() if k != 'self' and p.default is inspect.Parameter.empty}
@@ -102,7 +102,7 @@ def _blank(annotation: Any, image_size: int) -> jax.ShapeDtypeStruct:
     for kind in ('float32', 'int32', 'bool'):
         if kind in kinds:
             return jax.ShapeDtypeStruct(tuple(shape), np.dtype(kind))
-    raise TypeError(f'{annotation}: no array of this type can be made')
+    raise TypeError(f'{annotation}: cannot make an array of this type')
 
 
 def main() -> None:

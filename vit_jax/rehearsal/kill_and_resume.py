@@ -81,7 +81,7 @@ class DryRun:
             late = f'no checkpoint after {self._seconds / 60:g} minutes'
             yield Row('start', FAILED, seconds, late if code is None else self._reason())
             return
-        yield Row('start', OK, seconds, f'{note} {self._described()}'.strip())
+        yield Row('start', OK, seconds, f'{note} {self._summarize()}'.strip())
         yield from self._resume()
 
     def _resume(self) -> Iterator[Row]:
@@ -100,13 +100,13 @@ class DryRun:
                 reason = self._reason() if code is not None else 'it did not end in time'
                 yield Row('resumption', FAILED, time.perf_counter() - began, reason)
                 return
-            restored = f'restored in {self._spent(since)[times.RESTORE]:.1f} s'
+            restored = f'restored in {self._time_spent(since)[times.RESTORE]:.1f} s'
             note = f'killed, then from step {step} to {last}; {restored}'
             yield Row('resumption', OK, time.perf_counter() - began, note)
             yield self._pace()
         # Both came after each step.
         saving, evaluation = (
-            self._spent(since)[part] / taken for part in (times.SAVING, times.EVALUATION)
+            self._time_spent(since)[part] / taken for part in (times.SAVING, times.EVALUATION)
         )
         size = f'{self.facts.state_bytes / 1e6:,.1f} MB a checkpoint'
         yield Row('saving', OK, saving, size)
@@ -168,15 +168,15 @@ class DryRun:
         lines = [line.strip() for line in self._output().splitlines() if line.strip()]
         return lines[-1].removeprefix('error: ') if lines else 'the process ended without a word'
 
-    def _described(self) -> str:
+    def _summarize(self) -> str:
         assert self.facts is not None
         facts = self.facts
         return (
             f'{facts.batch_size:,} {facts.unit} a step on {facts.hardware}, '
-            f'compiled in {self._spent()[times.COMPILE]:.1f} s; {facts.total:,} steps in all'
+            f'compiled in {self._time_spent()[times.COMPILE]:.1f} s; {facts.total:,} steps in all'
         )
 
-    def _spent(self, since: float = 0.0) -> Mapping[str, float]:
+    def _time_spent(self, since: float = 0.0) -> Mapping[str, float]:
         """Seconds of each part of the run's time, in processes that began at `since` or later."""
         account = times.read(self._scratch)
         spans = [span for span in account.spans if span.began >= since] if account else []

@@ -72,7 +72,7 @@ def rehearse(
             'was killed'
         )
     failed = []
-    with _removed(scratch):
+    with _remove_at_end(scratch):
         for row in _without_steps(config, os.fspath(folder), scratch, allowed):
             failed += [row.name] if row.result == FAILED else []
             yield row
@@ -84,7 +84,7 @@ def rehearse(
 
 
 @contextlib.contextmanager
-def _removed(scratch: paths.Path) -> Iterator[None]:
+def _remove_at_end(scratch: paths.Path) -> Iterator[None]:
     """Remove the folder at the end, and the parents that were made for it."""
     local = () if paths.is_remote(scratch) else scratch.parents
     made = [parent for parent in local if not parent.exists()]
@@ -103,10 +103,10 @@ def _without_steps(
 ) -> Iterator[Row]:
     """Yield the trials in this process, without devices."""
     run = to_run(config)
-    yield _timed('extras', partial(_check_extras, run, folder))
-    yield _timed('folder', partial(_check_folder, scratch))
+    yield _run_trial('extras', partial(_check_extras, run, folder))
+    yield _run_trial('folder', partial(_check_folder, scratch))
     for name in run.writers if run.writers != Run.writers else ():
-        yield _timed(f'writer {name}', partial(_check_writer, name))
+        yield _run_trial(f'writer {name}', partial(_check_writer, name))
     began = time.perf_counter()
     try:
         config = fine_tune.complete(config, None, allowed).config
@@ -115,10 +115,10 @@ def _without_steps(
         return
     run = to_run(config)
     for name, data in _data_sets(run):
-        yield _timed(f'{name} {data.split}', partial(_check_data, run, data))
+        yield _run_trial(f'{name} {data.split}', partial(_check_data, run, data))
 
 
-def _timed(name: str, trial: Callable[[], str]) -> Row:
+def _run_trial(name: str, trial: Callable[[], str]) -> Row:
     """Run a trial that returns a note; user errors and disk errors make it a failure."""
     began = time.perf_counter()
     try:

@@ -135,7 +135,7 @@ class ReaderLeft(OutputError):
 
 
 @contextlib.contextmanager
-def escaped() -> Iterator[None]:
+def escape_output() -> Iterator[None]:
     """Make all output of the code inside `visible`.
 
     Errors and logs, which quote libraries, are written without secrets. A failed write to standard

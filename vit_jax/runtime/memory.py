@@ -72,7 +72,7 @@ def _gib(number: str, unit: str) -> str:
 
 
 @contextlib.contextmanager
-def exhaustion_reported(has_trained: Callable[[], bool] = lambda: False) -> Iterator[None]:
+def report_exhaustion(has_trained: Callable[[], bool] = lambda: False) -> Iterator[None]:
     """Turn exhausted memory in a run into one line.
 
     Args:

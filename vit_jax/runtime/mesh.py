@@ -290,7 +290,7 @@ def by_slice(
     return [devices[first : first + size] for first in range(0, len(devices), size)]
 
 
-def traced_on(mesh: Mesh, function: Callable) -> Callable:
+def trace_on(mesh: Mesh, function: Callable) -> Callable:
     """Wrap a function that is traced, so that `mesh` is its ambient mesh.
 
     By it attention chooses a kernel.
@@ -304,7 +304,7 @@ def traced_on(mesh: Mesh, function: Callable) -> Callable:
     return traced
 
 
-def compiled(function: Callable) -> Callable:
+def compile_on_default_device(function: Callable) -> Callable:
     """`jax.jit` of a function that applies models, for the device that JAX computes on.
 
     Raises:
@@ -312,7 +312,7 @@ def compiled(function: Callable) -> Callable:
     """
     usable_devices()
     devices = np.array([*jnp.zeros(()).devices()])
-    return jax.jit(traced_on(Mesh(devices, ('data',), axis_types=(AxisType.Auto,)), function))
+    return jax.jit(trace_on(Mesh(devices, ('data',), axis_types=(AxisType.Auto,)), function))
 
 
 def check_rules(rules: Sequence[Rule]) -> None:

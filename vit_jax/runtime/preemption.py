@@ -83,7 +83,7 @@ class Preemption:
         if jax.distributed.is_initialized():
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def reached(self, *, waiting: bool = False) -> bool:
+    def should_stop(self, *, waiting: bool = False) -> bool:
         """Return whether to save and exit now; all processes must call it equally often.
 
         Args:
@@ -108,7 +108,7 @@ class Preemption:
         last one, and all continue to wait. The barrier opens for all or for none.
         """
         client = processes.client()
-        if client is None or self._tried == self._called or not _noticed(client):
+        if client is None or self._tried == self._called or not _has_notice(client):
             return False
         self._tried = self._called
         try:
@@ -129,7 +129,7 @@ class Preemption:
         self.request()
 
 
-def _noticed(client: Any) -> bool:
+def _has_notice(client: Any) -> bool:
     try:
         client.key_value_try_get(_NOTICE)
     except jax.errors.JaxRuntimeError:  # there is none

@@ -81,7 +81,7 @@ def _interrupt_soon() -> None:
     threading.Timer(RETRY_SECONDS, signal.pthread_kill, (main, signal.SIGINT)).start()
 
 
-def interrupted(error: BaseException) -> bool:
+def was_interrupted(error: BaseException) -> bool:
     """Return whether Ctrl-C ended the command."""
     return isinstance(error, KeyboardInterrupt) or bool(_interrupts)
 
@@ -120,7 +120,7 @@ def exit_if_threads_hang(code: int) -> None:
     if code != EXIT_INTERRUPTED:
         processes = sys.modules.get('vit_jax.runtime.processes')  # needs JAX
         left = processes is None or processes.leave(code)  # waits for the others of the job
-        if left and not watchdog.abandoned() and watchdog.wait_for_reads(READS_SECONDS):
+        if left and not watchdog.has_abandoned_thread() and watchdog.wait_for_reads(READS_SECONDS):
             return
     sys.stdout.flush()
     sys.stderr.flush()

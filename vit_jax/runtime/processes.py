@@ -167,14 +167,14 @@ def join_cluster(heartbeat_seconds: int | None = None) -> None:
     Raises:
       UserError: if a launcher started several processes and they cannot be found.
     """
-    if (count := launched(os.environ)) is None:
+    if (count := count_launched(os.environ)) is None:
         with contextlib.suppress(NoCluster, OSError):  # OSError: no metadata server
             initialize(heartbeat_seconds=heartbeat_seconds)
     elif count > 1:
         initialize(heartbeat_seconds=heartbeat_seconds)
 
 
-def launched(environ: Mapping[str, str]) -> int | None:
+def count_launched(environ: Mapping[str, str]) -> int | None:
     """Return the number of processes that the launcher started, from its environment variables.
 
     One process is not a cluster, nor is a Slurm allocation without srun. None means that only the
@@ -307,13 +307,13 @@ def difference(first: Mapping[str, Any], local: Mapping[str, Any]) -> str:
     lines = [
         f'{name}={here}, process 0 {remote}'
         for name in names
-        if (here := _shown(local, name)) != (remote := _shown(first, name))
+        if (here := _format_fact(local, name)) != (remote := _format_fact(first, name))
     ]
     more = [f'{len(lines) - _SHOWN} more'] if len(lines) > _SHOWN else []
     return '; '.join(lines[:_SHOWN] + more)
 
 
-def _shown(facts: Mapping[str, Any], name: str) -> str:
+def _format_fact(facts: Mapping[str, Any], name: str) -> str:
     return json.dumps(facts[name]) if name in facts else 'nothing'
 
 

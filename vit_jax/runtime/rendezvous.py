@@ -76,14 +76,16 @@ class Host:
         while missing := [i for i in range(1, self._count) if i not in self._guests]:
             if self._clock.over():
                 raise PeerTimeout(
-                    f'{_listed(missing)} of {self._count} did not connect to {self._address} in '
-                    f'{WAIT_SECONDS:g} s: look for their errors, and start all processes again'
+                    f'{_format_processes(missing)} of {self._count} did not connect to '
+                    f'{self._address} in {WAIT_SECONDS:g} s: look for their errors, and start all '
+                    'processes again'
                 )
             if self._clock.due():
                 _print_line(
-                    f'process 0 of {self._count} waits at {self._address} for {_listed(missing)}'
+                    f'process 0 of {self._count} waits at {self._address} for '
+                    f'{_format_processes(missing)}'
                 )
-                self._tell({'missing': _listed(missing)})
+                self._tell({'missing': _format_processes(missing)})
             for key, _ in self._selector.select(_PAUSE):
                 self._receive(key.fileobj)
 
@@ -208,7 +210,7 @@ def _wait_for_start(connection: socket.socket, who: str, clock: _Clock) -> bool:
       _Stranger: if another program answers.
       PeerError: the mistake that process 0 reports.
     """
-    messages = _received(connection, clock)
+    messages = _read_messages(connection, clock)
     if not isinstance(next(messages, {}).get('welcome'), int):
         raise _Stranger
     connection.settimeout(_PAUSE)
@@ -222,7 +224,7 @@ def _wait_for_start(connection: socket.socket, who: str, clock: _Clock) -> bool:
     return False
 
 
-def _received(connection: socket.socket, clock: _Clock) -> Iterator[dict[str, Any]]:
+def _read_messages(connection: socket.socket, clock: _Clock) -> Iterator[dict[str, Any]]:
     """Yield the messages of a connection until it ends."""
     text, welcomed = b'', False
     while not clock.over(2 * _ANSWER_SECONDS):
@@ -328,7 +330,7 @@ def _message(text: bytes) -> dict[str, Any]:
     return {}
 
 
-def _listed(processes: Iterable[int]) -> str:
+def _format_processes(processes: Iterable[int]) -> str:
     """Numbers of processes as 'process 3' or 'processes 1, 2, 3, 4 and 60 more'."""
     numbers = [str(number) for number in processes]
     shown = ', '.join(numbers[:_SHOWN])

@@ -33,7 +33,7 @@ from vit_jax.runtime.mesh import (
     make_mesh,
     shards_of,
     sum_over_slices,
-    traced_on,
+    trace_on,
 )
 from vit_jax.tree_paths import path_name
 
@@ -122,7 +122,7 @@ class Jit:
                 check_vma=False,
             )
         return jax.jit(
-            traced_on(self.mesh, step),
+            trace_on(self.mesh, step),
             in_shardings=(state, batch),
             out_shardings=(state, replicated),
             donate_argnums=0,
@@ -131,7 +131,7 @@ class Jit:
     def compile_eval(self, eval_step: Callable) -> Callable:
         """(variables, batch) -> results of `eval_step`, replicated."""
         replicated = NamedSharding(self.mesh, P())
-        return jax.jit(traced_on(self.mesh, eval_step), out_shardings=replicated)
+        return jax.jit(trace_on(self.mesh, eval_step), out_shardings=replicated)
 
     def to_global(self, state: PyTree) -> PyTree:
         return state

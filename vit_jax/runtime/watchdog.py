@@ -76,7 +76,7 @@ class Interrupted(Exception):
 
 
 class Stopping(Protocol):
-    """Whether a stop was requested; see `vit_jax.runtime.preemption.Preemption.reached`."""
+    """Whether a stop was requested; see `vit_jax.runtime.preemption.Preemption.should_stop`."""
 
     def __call__(self, *, waiting: bool = False) -> bool: ...
 
@@ -89,13 +89,13 @@ def no_stop(*, waiting: bool = False) -> bool:
 _abandoned = False
 
 
-def abandon() -> None:
+def abandon_thread() -> None:
     """Record that a thread that may hang is left behind, so that no exit waits for threads."""
     global _abandoned
     _abandoned = True
 
 
-def abandoned() -> bool:
+def has_abandoned_thread() -> bool:
     """Return whether a thread that may hang was left behind."""
     return _abandoned
 
@@ -105,7 +105,7 @@ _changed = threading.Condition()
 
 
 @contextlib.contextmanager
-def reading() -> Iterator[None]:
+def count_read() -> Iterator[None]:
     """Count the code inside as a read of data, which may hang."""
     global _reads
     with _changed:

@@ -70,7 +70,7 @@ def state_of(path: pathlib.Path) -> list[int]:
     return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
 
 
-def made_once(file: pathlib.Path, make: Callable[[pathlib.Path], None]) -> pathlib.Path:
+def make_once(file: pathlib.Path, make: Callable[[pathlib.Path], None]) -> pathlib.Path:
     """Return `file`, written by `make(path)` if it is missing or has changed since.
 
     A digest in a second file detects changes. It covers up to 256 MiB, spread over the file.
@@ -142,7 +142,7 @@ def download(url: str, names: Sequence[str], needed: Sequence[str]) -> pathlib.P
     """
     home = folder('checkpoints') / _digest(without_secrets(url), *names)
     try:
-        with _reaching(url):
+        with _convert_network_errors(url):
             system, root = _system(url)
             infos = {name: _info(system, f'{root}/{name}') for name in names}
     except servers.Unreachable as error:
@@ -157,7 +157,7 @@ def download(url: str, names: Sequence[str], needed: Sequence[str]) -> pathlib.P
     local = home / _digest(*(f'{name} {_tag(info)}' for name, info in existing.items()))
     for name, info in existing.items():
         if not _is_intact(local / name):
-            with _reaching(f'{url}/{name}'):
+            with _convert_network_errors(f'{url}/{name}'):
                 _download(system, f'{root}/{name}', info, local / name, f'{url}/{name}')
     if existing:
         paths.write_text_atomic(home / _LATEST, local.name)
@@ -267,7 +267,7 @@ def _md5(file: pathlib.Path) -> bytes:
 
 
 @contextlib.contextmanager
-def _reaching(url: str) -> Iterator[None]:
+def _convert_network_errors(url: str) -> Iterator[None]:
     """Turn exceptions of storage libraries into one-line errors.
 
     Raises:
@@ -281,7 +281,7 @@ def _reaching(url: str) -> Iterator[None]:
         raise
     except ImportError as error:
         if scheme in extras.SCHEMES:
-            raise extras.missing(f'{url}: {scheme}://', extras.SCHEMES[scheme]) from None
+            raise extras.missing_error(f'{url}: {scheme}://', extras.SCHEMES[scheme]) from None
         raise UserError(f'{url}: {paths.first_line(error)}') from None
     except Exception as error:
         status = getattr(error, 'status', None) or vars(error).get('code')

@@ -100,7 +100,7 @@ def holder(path: str | Path) -> Record | None:
     """
     file = paths.path(path) / LOCK
     try:
-        text, renewed = paths.read_text(file, errors='replace'), paths.modified(file)
+        text, renewed = paths.read_text(file, errors='replace'), paths.modification_time(file)
     except OSError:
         return None
     if not (owner := parse_owner((text or '').encode())).get('host'):

@@ -72,7 +72,7 @@ def path(text: str | os.PathLike[str]) -> Path:
     if (scheme := _scheme(name)) is None:
         return local(name)
     if not extras.is_installed(extra := extras.SCHEMES[scheme]):
-        raise extras.missing(f'{name}: {scheme}://', extra)
+        raise extras.missing_error(f'{name}: {scheme}://', extra)
     if not name.removeprefix(f'{scheme}://').strip('/'):
         raise UserError(f'{name}: write {scheme}://BUCKET/FOLDER')
     # Workers and TensorStore write to the same folders, so cached listings become stale.
@@ -398,7 +398,7 @@ def stays_inside(name: object) -> bool:
     return bool(relative.parts) and not relative.is_absolute() and '..' not in relative.parts
 
 
-def modified(path: Path) -> float:
+def modification_time(path: Path) -> float:
     """Return the time of the last write to the file, in seconds since the epoch."""
     stat: Any = path.stat()
     return stat.mtime if is_remote(path) else stat.st_mtime

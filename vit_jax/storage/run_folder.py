@@ -211,7 +211,7 @@ def sync(folder: paths.Path) -> None:
     paths.sync(folder)
 
 
-def saved_nothing(folder: paths.Path) -> bool:
+def has_saved_nothing(folder: paths.Path) -> bool:
     """Return whether the folder has no result and no step, finished, unfinished or rejected."""
     root = folder / CHECKPOINTS
     if step_numbers(root) or (root / REJECTED).is_dir():
@@ -236,11 +236,11 @@ def require_writable(folder: str | os.PathLike[str]) -> None:
       UserError: if the folder, or its nearest existing parent, is not writable, or if it is inside
         the checkpoints of another run.
     """
-    if reason := reserved(folder) or paths.obstacle(folder):
+    if reason := reason_reserved(folder) or paths.obstacle(folder):
         raise UserError(f'cannot write to the workdir {paths.absolute(folder)}: {reason}')
 
 
-def reserved(file: str | os.PathLike[str]) -> str:
+def reason_reserved(file: str | os.PathLike[str]) -> str:
     """Return why only the run itself may write a file; empty if others may also write it."""
     path = paths.absolute(file)
     for folder in (path, *path.parents):

@@ -183,7 +183,7 @@ def _mark_lost(span: Span, before: int, after: int, resumed_at: int) -> Span:
     return Span(span.began, span.ended, parts)
 
 
-def binned(account: Account, bins: int) -> list[Seconds]:
+def bin_seconds(account: Account, bins: int) -> list[Seconds]:
     """Sum the seconds of each part in `bins` equal intervals of the total time."""
     first = min(span.began for span in account.spans)
     last = max(span.ended for span in account.spans)

@@ -5,11 +5,11 @@ ASHA is asynchronous successive halving: trials pause at rungs, and workers prom
 Li et al. 2020, "A System for Massively Parallel Hyperparameter Tuning", algorithm 2. Rung k is the
 first evaluation at or after step min_resource * reduction_factor^k. A trial that reaches it stops
 there with its state saved. Any worker continues it once it is among the best
-1 / reduction_factor of all trials that have reached the rung so far. Nothing but evaluations and
-promotions is remembered, both in the storage, so that any worker may die at any time.
+1 / reduction_factor of all trials that have reached the rung so far. The storage records only
+evaluations and promotions, so any worker may die at any time.
 
-Optuna's successive halving and Hyperband do not pause trials: where fewer than `reduction_factor`
-have reached a rung, the best of these goes on at once, however bad it is.
+Optuna's successive halving and Hyperband do not pause trials: if fewer than `reduction_factor`
+have reached a rung, the best of them continues at once, however bad it is.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ class Asha:
 
     def rungs(self, trial: FrozenTrial) -> list[float]:
         """Return the trial's value at each rung that it has reached."""
-        found: list[float] = []
+        values: list[float] = []
         for step, value in sorted(trial.intermediate_values.items()):
-            while step >= self.min_resource * self.reduction_factor ** len(found):
-                found.append(value)
-        return found
+            while step >= self.min_resource * self.reduction_factor ** len(values):
+                values.append(value)
+        return values
 
     def is_paused(self, trial: FrozenTrial) -> bool:
         """Return whether the trial has reached a rung that it may not pass yet."""
@@ -72,8 +72,8 @@ class Asha:
     def promotable(self, trials: Sequence[FrozenTrial], maximize: bool) -> list[FrozenTrial]:
         """List paused trials that may continue, highest rung first.
 
-        If nothing else is left to run and no trial is complete, the best one of the highest rung
-        goes on, so that a study always ends with a finished run.
+        If nothing else can run and no trial is complete, the best one of the highest rung
+        continues, so that every study ends with a finished run.
         """
         from optuna.trial import TrialState
 
@@ -95,8 +95,8 @@ class Asha:
         from optuna.trial import TrialState
 
         states = {t.state for t in trials}
-        going = any(t.state == TrialState.RUNNING and not self.is_paused(t) for t in trials)
-        return not going and not states & {TrialState.WAITING, TrialState.COMPLETE}
+        active = any(t.state == TrialState.RUNNING and not self.is_paused(t) for t in trials)
+        return not active and not states & {TrialState.WAITING, TrialState.COMPLETE}
 
 
 def from_sweep(sweep: space.Sweep) -> Asha | None:
@@ -120,8 +120,8 @@ def trunk(number: int) -> str:
 
 def trunk_of(point: Mapping[str, Any]) -> int | None:
     """Return the number of the trial that a point branches from, or None."""
-    found = re.fullmatch(rf'{_TRUNK}(\d+)', str(point.get(FROM, '')))
-    return int(found[1]) if found else None
+    match = re.fullmatch(rf'{_TRUNK}(\d+)', str(point.get(FROM, '')))
+    return int(match[1]) if match else None
 
 
 def require_trunks(sweep: space.Sweep) -> None:
@@ -130,8 +130,8 @@ def require_trunks(sweep: space.Sweep) -> None:
         name = str(point.get(FROM, ''))
         if not name.startswith(_TRUNK):
             continue
-        found = trunk_of(point)
-        if found is None or found >= number:
+        trunk_number = trunk_of(point)
+        if trunk_number is None or trunk_number >= number:
             raise UserError(
                 f'sweep: {FROM}={name} of point {number}: a branch needs a trunk, the number of '
                 f'an earlier point, from {trunk(0)} on'
@@ -140,20 +140,20 @@ def require_trunks(sweep: space.Sweep) -> None:
             raise UserError(f'sweep: point {number} branches off from {name}: give {STEP}, too')
 
 
-def resolved(point: Mapping[str, Any], folder_of: FolderOf) -> space.Point:
+def resolve_trunk(point: Mapping[str, Any], folder_of: FolderOf) -> space.Point:
     """Insert the run folder of a point's trunk, if it has one."""
-    found = trunk_of(point)
-    return dict(point) | ({} if found is None else {FROM: str(folder_of(found))})
+    trunk_number = trunk_of(point)
+    return dict(point) | ({} if trunk_number is None else {FROM: str(folder_of(trunk_number))})
 
 
 def waits_for_trunk(trial: FrozenTrial, trials: Sequence[FrozenTrial], folder_of: FolderOf) -> bool:
     """Return whether the trial is a branch whose trunk has not reached the branch step yet.
 
-    If the trunk ended before that step, the branch is started, and fails with an error.
+    If the trunk ended before that step, the branch starts and fails with an error.
     """
     point = trial.params or trial.system_attrs.get('fixed_params', {})
-    found = trunk_of(point)
-    if found is None or point.get(STEP) in run_folder.steps(folder_of(found)):
+    trunk_number = trunk_of(point)
+    if trunk_number is None or point.get(STEP) in run_folder.steps(folder_of(trunk_number)):
         return False
-    *_, last = (t for t in trials if t.user_attrs.get('run', t.number) == found)
+    *_, last = (t for t in trials if t.user_attrs.get('run', t.number) == trunk_number)
     return not last.state.is_finished()

@@ -47,8 +47,8 @@ class Isoflop:
         `config.batch_size` at the smallest budget.
       overrides: Changes to the base config for every run, by dimension.
       direction: `maximize` or `minimize` the metric.
-      optimum: (parameters, budget), an estimate such as from a first round; each budget then
-        trains the `per_budget` shapes nearest to its own optimum, as Hoffmann et al. 2022 do.
+      optimum: (parameters, budget), an estimate from a first round, for example; each budget then
+        trains the `per_budget` shapes nearest to its optimum (Hoffmann et al. 2022).
       exponent: Growth of the optimum, parameters ~ budget^exponent.
       per_budget: Number of shapes at each budget; used with `optimum`.
 
@@ -85,8 +85,8 @@ class Isoflop:
             _check_optimum(self.optimum, self.exponent, self.per_budget)
         if self.cooldown and self.batch_exponent:
             raise UserError(
-                'isoflop: batch_exponent is for runs of their own: branches have the batch of '
-                'their trunk; give cooldown=0'
+                'isoflop: batch_exponent needs separate runs, since branches share the batch of '
+                'their trunk: give cooldown=0'
             )
 
     def sweep(self) -> space.Sweep:
@@ -95,15 +95,15 @@ class Isoflop:
         Raises:
           UserError: as `runs`.
         """
-        found = runs(self)
+        overrides_by_trial = runs(self)
         constant = {'optim.schedule.name': 'constant'} if self.cooldown else {}
         return space.Sweep(
             config=self.config,
             metric=self.metric,
             direction=self.direction,
-            points=_add_branches(self, found)
+            points=_add_branches(self, overrides_by_trial)
             if self.cooldown
-            else [_point(self, r) for r in found],
+            else [_point(self, r) for r in overrides_by_trial],
             overrides={**self.overrides, **constant},
         )
 
@@ -137,25 +137,27 @@ def runs(study: Isoflop) -> list[Run]:
     """Plan the runs of all budgets, shapes and seeds, with their steps and batches.
 
     Raises:
-      UserError: for a budget that is less than a step of a shape, or that whole steps miss by more
-        than 2 %; or a config that refuses a shape.
+      UserError: for a budget below one step of a shape, or missed by whole steps by more than 2 %;
+        or a config that refuses a shape.
     """
     priced = [(shape, _price(study, shape)) for shape in study.shapes]
     budgets = sorted(study.budgets)
     shortest: dict[int, float] = {}  # the smallest budget of each shape
-    found = []
-    for at, budget in enumerate(budgets):
+    planned_runs = []
+    for plans_by_budget, budget in enumerate(budgets):
         growth = round(math.log2((budget / budgets[0]) ** study.batch_exponent))
         for shape, plan in _nearest(study, priced, budget):
-            sized = dataclasses.replace(plan, batch_size=plan.batch_size * 2**growth)
-            longest = _with_steps(sized, budget, shape)
-            begin = shortest.setdefault(id(shape), budget)
-            first = longest if not study.cooldown else _with_steps(plan, begin, shape)
+            plan_with_batch = dataclasses.replace(plan, batch_size=plan.batch_size * 2**growth)
+            longest = _with_steps(plan_with_batch, budget, shape)
+            branch_step = shortest.setdefault(id(shape), budget)
+            first = longest if not study.cooldown else _with_steps(plan, branch_step, shape)
             warmup = max(1, round(study.warmup * first.steps)) if study.warmup else 0
             cooldown = max(1, round(study.cooldown * longest.steps)) if study.cooldown else 0
-            number = study.seeds[min(at, len(study.seeds) - 1)]
-            found += [Run(budget, shape, s, longest, warmup, cooldown) for s in range(number)]
-    return found
+            number = study.seeds[min(plans_by_budget, len(study.seeds) - 1)]
+            planned_runs += [
+                Run(budget, shape, s, longest, warmup, cooldown) for s in range(number)
+            ]
+    return planned_runs
 
 
 def _nearest(
@@ -164,16 +166,16 @@ def _nearest(
     """Choose the shapes of a budget, in order: all, or the nearest to its optimum."""
     if study.optimum is None:
         return priced
-    parameters, at = study.optimum
-    best = math.log(parameters) + study.exponent * math.log(budget / at)
+    parameters, log_size = study.optimum
+    optimal_size = math.log(parameters) + study.exponent * math.log(budget / log_size)
     ends = min(plan.parameters for _, plan in priced), max(plan.parameters for _, plan in priced)
-    if not math.log(ends[0]) <= best <= math.log(ends[1]):
+    if not math.log(ends[0]) <= optimal_size <= math.log(ends[1]):
         raise UserError(
-            f'isoflop: the optimum at the budget {budget:g} is {math.exp(best):,.0f} parameters; '
-            f'shapes have {ends[0]:,} to {ends[1]:,}: add shapes on both sides of it'
+            f'isoflop: the optimum at the budget {budget:g} is {math.exp(optimal_size):,.0f} '
+            f'parameters; shapes have {ends[0]:,} to {ends[1]:,}: add shapes on both sides of it'
         )
-    off = [abs(math.log(plan.parameters) - best) for _, plan in priced]
-    chosen = sorted(range(len(priced)), key=off.__getitem__)[: study.per_budget]
+    distance = [abs(math.log(plan.parameters) - optimal_size) for _, plan in priced]
+    chosen = sorted(range(len(priced)), key=distance.__getitem__)[: study.per_budget]
     return [priced[i] for i in sorted(chosen)]
 
 
@@ -189,16 +191,18 @@ def _check_optimum(optimum: tuple[float, float], exponent: float, per_budget: in
 def _check_budgets(budgets: Sequence[float]) -> None:
     ordered = sorted(budgets)
     if not ordered or not all(0 < b < math.inf for b in ordered):
-        raise UserError(f'isoflop: budgets {_listed(budgets)}: give positive numbers of FLOPs')
+        raise UserError(
+            f'isoflop: budgets {_format_budgets(budgets)}: give positive numbers of FLOPs'
+        )
     for below, above in itertools.pairwise(ordered):
         if above < MIN_RATIO * below:
             raise UserError(
                 f'isoflop: budgets {below:g} and {above:g} differ by less than a factor of '
-                f'{MIN_RATIO}: an analysis takes them as one'
+                f'{MIN_RATIO}, which an analysis cannot distinguish'
             )
 
 
-def _listed(budgets: Sequence[float]) -> str:
+def _format_budgets(budgets: Sequence[float]) -> str:
     return ', '.join(f'{b:g}' for b in budgets) or '(none)'
 
 
@@ -220,19 +224,19 @@ def _with_steps(plan: PlannedRun, budget: float, shape: space.Point) -> PlannedR
     Raises:
       UserError: if whole steps miss the budget by too much.
     """
-    each = plan.train * plan.batch_size
-    steps = round(budget / each)
-    words = ', '.join(space.overrides(shape))
-    if budget < each:
+    step_flops = plan.train * plan.batch_size
+    steps = round(budget / step_flops)
+    shape_text = ', '.join(space.overrides(shape))
+    if budget < step_flops:
         raise UserError(
-            f'isoflop: the budget {budget:g} is less than one step of {words}, which takes '
-            f'{each:.3g} FLOPs'
+            f'isoflop: the budget {budget:g} is less than one step of {shape_text}, which takes '
+            f'{step_flops:.3g} FLOPs'
         )
-    if abs(steps * each / budget - 1) > TOLERANCE:
+    if abs(steps * step_flops / budget - 1) > TOLERANCE:
         raise UserError(
-            f'isoflop: the budget {budget:g} is {budget / each:.3g} steps of {words}; in whole '
-            f'steps budgets would differ by more than {TOLERANCE:.0%}: give '
-            f'{each / (2 * TOLERANCE):.2g} or more, or a smaller config.batch_size'
+            f'isoflop: the budget {budget:g} is {budget / step_flops:.3g} steps of {shape_text}; '
+            f'in whole steps budgets would differ by more than {TOLERANCE:.0%}: give '
+            f'{step_flops / (2 * TOLERANCE):.2g} or more, or a smaller config.batch_size'
         )
     return dataclasses.replace(plan, steps=steps)
 
@@ -303,22 +307,22 @@ class StudyCost:
 
 def study_cost(study: Isoflop) -> StudyCost:
     """Compute the cost of a study; raise UserError like `runs`."""
-    found = runs(study)
-    spent = [(run, run.plan.steps) for run in found]
-    trunks = list(_groups(found)) if study.cooldown else []
+    all_runs = runs(study)
+    trained_flops = [(run, run.plan.steps) for run in all_runs]
+    trunks = list(_groups(all_runs)) if study.cooldown else []
     if study.cooldown:
-        spent = [(run, run.cooldown) for run in found]
-        spent += [(group[-1], group[-1].branch_step) for group in trunks]
+        trained_flops = [(run, run.cooldown) for run in all_runs]
+        trained_flops += [(group[-1], group[-1].branch_step) for group in trunks]
 
     def flops(steps: int, run: Run) -> float:
         return dataclasses.replace(run.plan, steps=steps).flops
 
     return StudyCost(
-        separate=sum(run.plan.flops for run in found),
-        trained=sum(flops(steps, run) for run, steps in spent),
-        seeds=sum(flops(steps, run) for run, steps in spent if run.seed),
+        separate=sum(run.plan.flops for run in all_runs),
+        trained=sum(flops(steps, run) for run, steps in trained_flops),
+        seeds=sum(flops(steps, run) for run, steps in trained_flops if run.seed),
         examples=tuple(
-            sum(n * run.plan.batch_size for run, n in spent if run.shape is shape)
+            sum(n * run.plan.batch_size for run, n in trained_flops if run.shape is shape)
             for shape in study.shapes
         ),
         trunks=len(trunks),
@@ -331,7 +335,7 @@ def measure_speed(study: Isoflop, steps: int = 10) -> list[float]:
     for shape in study.shapes:
         facts = cost.data_facts(_config(study, shape))
         rows = batch_rows(facts.run)
-        per_row, spec = facts.each / rows, facts.kinds[-1].spec
+        per_row, spec = facts.examples_per_step / rows, facts.kinds[-1].spec
         timing = benchmark.prepare(facts.run, rows).train(spec, per_row, steps)
         rates.append(timing.images_per_sec)
     return rates

@@ -32,37 +32,37 @@ Curve = Mapping[float, Sequence[float]]  # x -> the metric of each seed
 
 
 def counts(study: Study) -> dict[str, int]:
-    """Number of trials in each state; also `interrupted`, `paused` and `diverged`."""
+    """Count trials by state, including `interrupted`, `paused` and `diverged`."""
     trials, at_work = study.trials(), workers(study)
-    found = collections.Counter(trial.state for trial in trials)
+    tally_by_state = collections.Counter(trial.state for trial in trials)
     running = sum(t.state == TrialState.RUNNING and t.number in at_work for t in trials)
     pruned = [trial for trial in trials if trial.state == TrialState.PRUNED]
     diverged = sum('diverged' in trial.user_attrs for trial in pruned)
     paused = sum(is_paused(study, t) and t.number not in at_work for t in trials)
-    tally = {state.name.lower(): found[state] for state in TrialState}
+    tally = {state.name.lower(): tally_by_state[state] for state in TrialState}
     return tally | {
         'running': running,
         'pruned': len(pruned) - diverged,
         'diverged': diverged,
         'paused': paused,
-        'interrupted': found[TrialState.RUNNING] - running - paused,
+        'interrupted': tally_by_state[TrialState.RUNNING] - running - paused,
     }
 
 
 def workers(study: Study) -> dict[int, str]:
-    """Workers by trial, as HOST:PID; a running trial without an entry has lost its worker."""
-    found = {
+    """Return workers by trial, HOST:PID; a running trial without one has lost its worker."""
+    owners = {
         trial.number: lock.holder(study.claim_folder(trial.number))
         for trial in study.trials(TrialState.RUNNING)
     }
-    return {n: f'{owner["host"]}:{owner["pid"]}' for n, owner in found.items() if owner}
+    return {n: f'{owner["host"]}:{owner["pid"]}' for n, owner in owners.items() if owner}
 
 
 def rows(study: Study) -> list[list[str]]:
     """Make a row per started trial: number, state, last evaluated step, value, point."""
     at_work = workers(study)
-    begun = [trial for trial in study.trials() if trial.state != TrialState.WAITING]
-    return [[*_progress(study, trial, at_work), *_point(study, trial)] for trial in begun]
+    started = [trial for trial in study.trials() if trial.state != TrialState.WAITING]
+    return [[*_progress(study, trial, at_work), *_point(study, trial)] for trial in started]
 
 
 def _progress(study: Study, trial: FrozenTrial, at_work: dict[int, str]) -> list[str]:
@@ -84,11 +84,11 @@ def _point(study: Study, trial: FrozenTrial) -> list[str]:
 
 def remarks(study: Study) -> list[str]:
     """Describe each failed trial, and the remaining time, one per line."""
-    failed = [
+    failures = [
         f'trial {trial.number} failed: {trial.user_attrs.get("error", "")}'
         for trial in study.trials(TrialState.FAIL)
     ]
-    return [*failed, *filter(None, [time_left(study)])]
+    return [*failures, *filter(None, [time_left(study)])]
 
 
 def time_left(study: Study) -> str:
@@ -118,10 +118,10 @@ def last_step(trial: FrozenTrial) -> str:
 
 def value(trial: FrozenTrial) -> str:
     """Its final value, or the last one so far, or '-'."""
-    found = trial.value
-    if found is None and trial.last_step is not None:
-        found = trial.intermediate_values[trial.last_step]
-    return '-' if found is None else f'{found:.4f}'
+    final = trial.value
+    if final is None and trial.last_step is not None:
+        final = trial.intermediate_values[trial.last_step]
+    return '-' if final is None else f'{final:.4f}'
 
 
 def shorten(value: Any) -> str:
@@ -148,9 +148,9 @@ class Setting:
 
 
 def settings(study: Study) -> list[Setting]:
-    """Rank the settings of a study by the worse ends of their intervals; the first is best.
+    """Rank the settings of a study by the worse ends of their intervals, best first.
 
-    The worse end avoids luck: the best of many single seeds is better than its setting.
+    The best of many single seeds is partly lucky; the worse end of an interval corrects for it.
 
     Raises:
       UserError: if no trial is complete.
@@ -158,30 +158,33 @@ def settings(study: Study) -> list[Setting]:
     sign = -1 if study.sweep.direction == 'maximize' else 1
     groups: dict[str, list[FrozenTrial]] = collections.defaultdict(list)
     for trial in complete_trials(study):
-        point = asha.resolved(trial.params, study.run_folder)
+        point = asha.resolve_trunk(trial.params, study.run_folder)
         groups[runs.setting(vary(study.base, point).to_dict())].append(trial)
     if not groups:
         but = ' but trunks' if study.trials(TrialState.COMPLETE) else ''
         raise UserError(f'no trial of the study {study.name!r}{but} is complete')
     values = [np.array([trial.values[0] for trial in group]) for group in groups.values()]
-    free = sum(len(one) - 1 for one in values)
-    squares = sum(float(np.sum((one - one.mean()) ** 2)) for one in values)
+    free = sum(len(seed_run) - 1 for seed_run in values)
+    squares = sum(float(np.sum((seed_run - seed_run.mean()) ** 2)) for seed_run in values)
     noise = stats.t.ppf(0.95, free) * np.sqrt(squares / free) if free else 0.0
-    found = [
+    ranked = [
         Setting(
             tuple(sorted(group, key=lambda trial: sign * trial.values[0])),
-            float(one.mean()),
-            float(noise / np.sqrt(len(one))) if free else None,
+            float(seed_run.mean()),
+            float(noise / np.sqrt(len(seed_run))) if free else None,
         )
-        for group, one in zip(groups.values(), values, strict=True)
+        for group, seed_run in zip(groups.values(), values, strict=True)
     ]
-    return sorted(found, key=lambda one: sign * one.mean + (one.half or 0.0))
+    return sorted(ranked, key=lambda seed_run: sign * seed_run.mean + (seed_run.half or 0.0))
 
 
 def over_seeds(setting: Setting) -> str:
     """Format the mean of a setting with its 90% interval, and its trials."""
     half = setting.half or 0.0
-    count, trials = len(setting.trials), ', '.join(str(one.number) for one in setting.trials)
+    count, trials = (
+        len(setting.trials),
+        ', '.join(str(first_value.number) for first_value in setting.trials),
+    )
     return (
         f'{setting.mean:.4f} [{setting.mean - half:.4f}, {setting.mean + half:.4f}], mean of '
         f'{count} seed{"s" * (count > 1)}: trial{"s" * (count > 1)} {trials}'
@@ -189,7 +192,7 @@ def over_seeds(setting: Setting) -> str:
 
 
 def best(study: Study) -> FrozenTrial:
-    """Return the best complete trial of the best setting; the first of equal ones.
+    """Return the best complete trial of the best setting; of equal trials, the first.
 
     Raises:
       UserError: if there is none.
@@ -198,7 +201,7 @@ def best(study: Study) -> FrozenTrial:
 
 
 def complete_trials(study: Study) -> list[FrozenTrial]:
-    """Complete trials, except trunks, whose learning rate has not fallen."""
+    """List complete trials except trunks, whose learning rate has not fallen."""
     branched = {asha.trunk_of(point) for point in study.sweep.points}
     return [
         trial
@@ -210,17 +213,26 @@ def complete_trials(study: Study) -> list[FrozenTrial]:
 
 def command(study: Study, trial: FrozenTrial) -> str:
     """Return the command that repeats a trial in a new folder next to the sweep."""
-    point = asha.resolved({**study.sweep.overrides, **trial.params}, study.run_folder)
+    point = asha.resolve_trunk({**study.sweep.overrides, **trial.params}, study.run_folder)
     flags = [f'--config.{text}' for text in space.overrides(point)]
     workdir = ('--workdir', f'{study.folder}-{trial.number:04d}')
-    words = ('python', '-m', 'vit_jax', 'train', '--config', study.sweep.config, *flags, *workdir)
-    return shlex.join(words)
+    arguments = (
+        'python',
+        '-m',
+        'vit_jax',
+        'train',
+        '--config',
+        study.sweep.config,
+        *flags,
+        *workdir,
+    )
+    return shlex.join(arguments)
 
 
 def plot(study: Study, path: str | pathlib.Path) -> pathlib.Path:
     """Draw the evaluations of every trial, and its final value over each dimension.
 
-    Pruned trials have no final value; they are drawn at the worse edge.
+    Pruned trials have no final value and are drawn at the worse edge.
 
     Raises:
       UserError: if no trial has ended with a value.
@@ -360,11 +372,11 @@ class Dimensions:
 def plot_curves(study: Study, shown: Dimensions, path: str | pathlib.Path) -> pathlib.Path:
     """Draw the mean final metric of complete trials over `x`, with the best point of each curve.
 
-    Bars are one standard deviation between seeds, or between other dimensions that are not shown.
+    Bars are one standard deviation over seeds, and over dimensions that are not shown.
 
     Raises:
-      UserError: for an unknown dimension, one with values that are not positive numbers, or if no
-        trial is complete.
+      UserError: for an unknown dimension, x values that are not positive numbers, or if no trial is
+        complete.
       OSError: if the file cannot be written.
     """
     return figures.save(_draw_curves(study, shown, read_curves(study, shown)), path)
@@ -372,31 +384,31 @@ def plot_curves(study: Study, shown: Dimensions, path: str | pathlib.Path) -> pa
 
 def read_curves(study: Study, shown: Dimensions) -> dict[Any, dict[Any, Curve]]:
     """Return the curves of each panel: metrics by x; raise UserError like `plot_curves`."""
-    known = study.sweep.dimensions()
+    names = study.sweep.dimensions()
     for name in (shown.x, shown.by, shown.panel):
-        if name is not None and name not in known:
-            raise UserError('sweep plot: ' + nearest('dimension', name, known))
-    found: Any = collections.defaultdict(lambda: collections.defaultdict(dict))
+        if name is not None and name not in names:
+            raise UserError('sweep plot: ' + nearest('dimension', name, names))
+    curves_by_panel: Any = collections.defaultdict(lambda: collections.defaultdict(dict))
     for trial in study.trials(TrialState.COMPLETE):
         panel, curve = (trial.params[n] if n else None for n in (shown.panel, shown.by))
         x = trial.params[shown.x]
         if isinstance(x, (str, bool)) or x <= 0:
             raise UserError(f'sweep plot: --x {shown.x} is {x!r}, not a positive number')
-        found[panel][curve].setdefault(x, []).append(trial.values[0])
-    if not found:
+        curves_by_panel[panel][curve].setdefault(x, []).append(trial.values[0])
+    if not curves_by_panel:
         raise UserError(f'no trial of the study {study.name!r} is complete')
     return {
         panel: {name: dict(sorted(points.items())) for name, points in curves.items()}
-        for panel, curves in found.items()
+        for panel, curves in curves_by_panel.items()
     }
 
 
 def _draw_curves(
-    study: Study, shown: Dimensions, found: Mapping[Any, Mapping[Any, Curve]]
+    study: Study, shown: Dimensions, curves_by_panel: Mapping[Any, Mapping[Any, Curve]]
 ) -> Figure:
-    figure = figures.new_figure((4.8 * len(found) + 0.4, 4.0))
-    panels = figure.subplots(1, len(found), sharey=True, squeeze=False)[0]
-    for axes, (value, curves) in zip(panels, found.items(), strict=True):
+    figure = figures.new_figure((4.8 * len(curves_by_panel) + 0.4, 4.0))
+    panels = figure.subplots(1, len(curves_by_panel), sharey=True, squeeze=False)[0]
+    for axes, (value, curves) in zip(panels, curves_by_panel.items(), strict=True):
         figures.style(axes, study.name if shown.panel is None else shorten(value))
         _curves_panel(axes, study, shown, curves)
     panels[0].set_ylabel(figures.title(study.sweep.metric), color=figures.INK)

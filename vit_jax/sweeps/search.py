@@ -1,7 +1,7 @@
 """Searches and pruners of a sweep, by name.
 
-CMA-ES is an own sampler, as Optuna's keeps pickles in the storage, which any of its users could
-replace by code.
+CMA-ES is implemented here because Optuna's sampler stores pickles, through which anyone with access
+to the storage could run code.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ def make_sampler(search: str, seed: int, storage: BaseStorage) -> optuna.sampler
 def require_package(search: str) -> None:
     """Raise UserError if a package that the search needs is missing."""
     if search == 'cmaes' and importlib.util.find_spec('cmaes') is None:
-        raise extras.missing("the search 'cmaes'", 'sweep', 'cmaes')
+        raise extras.missing_error("the search 'cmaes'", 'sweep', 'cmaes')
 
 
 def make_pruner(name: str, options: Any) -> optuna.pruners.BasePruner:
-    """Make Optuna's pruner by name; ASHA, which pauses trials, gets one that never prunes.
+    """Make Optuna's pruner by name; for ASHA, which pauses trials, one that never prunes.
 
     Raises:
       UserError: if it does not accept these options.
@@ -61,10 +61,10 @@ def make_pruner(name: str, options: Any) -> optuna.pruners.BasePruner:
         'hyperband': optuna.pruners.HyperbandPruner,
     }
     try:
-        made = classes[name](**options)
+        pruner = classes[name](**options)
     except (TypeError, ValueError) as e:
         raise UserError(f'sweep: pruner_options of {name!r}: {e}') from e
-    return optuna.pruners.NopPruner() if name == asha.NAME else made
+    return optuna.pruners.NopPruner() if name == asha.NAME else pruner
 
 
 class CmaEs(optuna.samplers.BaseSampler):

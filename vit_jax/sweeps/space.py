@@ -28,11 +28,11 @@ DIRECTIONS = ('minimize', 'maximize')
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """One of some values.
+    """Choice among values.
 
     Attributes:
-      values: Numbers, strings or bools; a bool next to an equal number becomes text,
-        since storages tell neither 0 from False nor 1 from True.
+      values: Numbers, strings or bools; a bool next to an equal number becomes text, since storages
+        cannot distinguish 0 from False, or 1 from True.
     """
 
     values: tuple[Any, ...]
@@ -84,8 +84,8 @@ class Sweep:
         are the trainer's steps.
       overrides: Changes to the base config for every run, by dimension.
       seed: Seed of the search.
-      retries: Number of times in a row that a trial is continued after its worker died without
-        saving anything new; then it fails.
+      retries: Consecutive restarts of a trial whose worker died without saving anything new; then
+        it fails.
     """
 
     config: str
@@ -115,7 +115,8 @@ class Sweep:
             raise UserError('sweep: trials are for a search, which needs a space')
         if self.trials and self.trials < len(self.points):
             raise UserError(
-                f'sweep: trials={self.trials} is less than the {len(self.points)} points'
+                f'sweep: trials={self.trials} must be at least {len(self.points)}, the '
+                'number of points'
             )
         object.__setattr__(self, 'points', _distinct_points(self.points, self.space))
         _check_points(self.points, self.space)
@@ -140,7 +141,7 @@ class Sweep:
 
 
 def distinct(values: Sequence[Any], choices: Sequence[Any] = ()) -> list[Any]:
-    """Convert bools to text where they equal a number of `values` or `choices`."""
+    """Convert bools to text if they equal a number in `values` or `choices`."""
     numbers = [v for v in (*values, *choices) if not isinstance(v, bool | str)]
     texts = [v for v in choices if isinstance(v, str)]
     return [
@@ -169,7 +170,9 @@ def _check_points(points: Sequence[Point], space: Mapping[str, Dimension]) -> No
             raise UserError(f'sweep: the point {point} has values other than numbers and strings')
         for name, dimension in space.items():
             if not contains(dimension, point[name]):
-                raise UserError(f'sweep: {name}={point[name]} of a point is outside its range')
+                raise UserError(
+                    f'sweep: a point has {name}={point[name]}, which is outside its range'
+                )
 
 
 def _check_dimension(name: str, dimension: Dimension) -> None:
@@ -191,7 +194,7 @@ def contains(dimension: Dimension, value: Any) -> bool:
 
 
 def choice(*values: Any) -> Choice:
-    """One of these values."""
+    """Make a choice among these values."""
     return Choice(values)
 
 
@@ -206,9 +209,10 @@ def log_uniform(low: float, high: float) -> Range:
 
 
 def grid(values: Mapping[str, Iterable[Any]]) -> list[Point]:
-    """All combinations of the values of each dimension; the last dimension varies fastest."""
+    """Combine the values of all dimensions; the last dimension varies fastest."""
     return [
-        dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values())
+        dict(zip(values, combination, strict=True))
+        for combination in itertools.product(*values.values())
     ]
 
 
@@ -251,10 +255,10 @@ def load(spec: str, command: str = 'sweep create') -> Sweep:
 
 
 def load_study(spec: str, command: str) -> Sweep | Family:
-    """What `FILE[:arg]` returns; raise UserError as `load`."""
+    """Run `FILE[:arg]` and return its study; raise UserError like `load`."""
     study = run_file(spec, 'get_sweep', command)
     if not isinstance(study, (Sweep, Family)):
-        raise UserError(f'{command}: get_sweep of {spec!r} returns no Sweep')
+        raise UserError(f'{command}: get_sweep of {spec!r} must return a Sweep')
     return study
 
 
@@ -264,7 +268,7 @@ def overrides(point: Mapping[str, Any]) -> list[str]:
 
 
 def corners(sweep: Sweep) -> list[Point]:
-    """Points that together have all extreme values of the sweep, for checks of its config."""
+    """List points that together have all extreme values, to check the config."""
     if sweep.points and not sweep.trials:
         return [dict(point) for point in sweep.points]
     ends = {name: _ends(dimension) for name, dimension in sweep.space.items()}
@@ -297,10 +301,10 @@ def planned_runs(
 
     Args:
       sweep: Planned runs.
-      examples, image_size: See `cost.price`.
+      examples, image_size: Arguments of `cost.price`.
 
     Raises:
-      UserError: for a mistake in a config, or as `cost.price`.
+      UserError: for a mistake in a config, or see `cost.price`.
     """
 
     def plan(point: Point, count: int = 1) -> PlannedRun:
@@ -320,11 +324,11 @@ def config_of(sweep: Sweep, point: Point) -> ConfigDict:
 
 
 def _most_expensive(points: Sequence[Point], flops: Callable[[Point], float]) -> Point:
-    """In each dimension the value that costs most, of points around the first one."""
-    center, *others = points
+    """Combine the most expensive value of each dimension, varied around the first point."""
+    center, *other_points = points
     cost = flops(center)
     best = {name: (cost, value) for name, value in center.items()}
-    for point in others:
+    for point in other_points:
         for name in center:
             if point[name] != center[name]:
                 best[name] = max(best[name], (flops(point), point[name]))

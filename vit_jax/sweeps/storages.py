@@ -1,7 +1,7 @@
 """Optuna's storages, made robust against a full disk and the restart of a server.
 
-A journal takes back a write that fails, and cuts off the torn last line that a kill or an earlier
-version left. Calls of a server are repeated while it does not answer.
+A journal reverts a failed write, and cuts off an incomplete last line that a kill has left. Calls
+of a server are repeated until it answers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _calls = threading.local()  # `depth`: whether this thread is in a call that is 
 
 
 def time_may_mend(error: BaseException) -> bool:
-    """Return whether a database's error may pass, such as while its server restarts."""
+    """Return whether a database error may be temporary, such as a restart of its server."""
     return _REFUSED.search(str(error)) is None
 
 
@@ -84,7 +84,7 @@ class Journal(JournalFileBackend):
             self._mutex.release()
 
     def _cut_torn_line(self) -> None:
-        """Move a last line without its end, which the next one would spoil, to another file."""
+        """Move an incomplete last line, which the next one would continue, to another file."""
         with open(self._path, 'rb+') as file:
             end = file.seek(0, os.SEEK_END)
             file.seek(max(end - 1, 0))
@@ -112,7 +112,7 @@ def _repeat_until_answer(method: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **options: Any) -> Any:
         if getattr(_calls, 'depth', 0):  # the outermost call begins a new session
             return method(*args, **options)
-        _calls.depth, began, tries = 1, time.monotonic(), 0
+        _calls.depth, start_time, tries = 1, time.monotonic(), 0
         try:
             while True:
                 try:
@@ -124,7 +124,7 @@ def _repeat_until_answer(method: Callable[..., Any]) -> Callable[..., Any]:
                 except _ERRORS as e:
                     if (reason := _lost_connection(e)) is None:
                         raise
-                    _wait(reason, began, first=not tries)
+                    _wait(reason, start_time, first=not tries)
                     tries += 1
         finally:
             _calls.depth = 0
@@ -134,10 +134,10 @@ def _repeat_until_answer(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def _lost_connection(error: Exception) -> str | None:
     """Return why the server does not answer; None for other errors."""
-    lost = (sqlalchemy.exc.OperationalError, sqlalchemy.exc.InterfaceError)
+    is_lost = (sqlalchemy.exc.OperationalError, sqlalchemy.exc.InterfaceError)
     for cause in causes(error):
         dropped = getattr(cause, 'connection_invalidated', False)
-        if (isinstance(cause, lost) or dropped) and time_may_mend(cause):
+        if (isinstance(cause, is_lost) or dropped) and time_may_mend(cause):
             return paths.first_line(cause)
     return None
 

@@ -1,12 +1,12 @@
 """Studies in a storage, with a folder that all workers share.
 
-The storage keeps the sweep, the base config, and the values, evaluations and resolved config of
-every trial. The folder keeps the runs, and the claims of workers: `claims/NUMBER/lock`.
+The storage contains the sweep, the base config, and the values, evaluations and resolved config of
+every trial. The folder contains the runs, and the claims of workers: `claims/NUMBER/lock`.
 
-Attributes of a trial beside Optuna's own:
+Attributes of a trial in addition to Optuna's:
   folder, config  of its run
   attempt         number of attempts since the last save, and the step of that save
-  run             the trial whose run it continues, if it was queued again
+run             number of the trial whose run it continues, if it was queued again
   promoted        the number of rungs of ASHA that it may pass
   error           the reason of its failure
   diverged        the reason why it was stopped as diverged
@@ -75,8 +75,8 @@ class Study:
       folder: Folder of its runs.
       sweep: Sweep that it runs.
       base: Config that its trials vary.
-      allowed: The user's own modules that the configs of its trials may name; None for any, in a
-        study that was just created from a file that the user chose to run.
+      allowed: User modules that configs of its trials may name; None for any, in a study that was
+        just created from the user's file.
     """
 
     name: str
@@ -113,7 +113,7 @@ class Study:
         Raises:
           UserError: if it refuses these values, or names code that is not allowed.
         """
-        return vary(self.base, asha.resolved(point, self.run_folder), self._check_names)
+        return vary(self.base, asha.resolve_trunk(point, self.run_folder), self._check_names)
 
     def require_allowed(self) -> None:
         """Check the configs of all trials before any is claimed.
@@ -142,14 +142,14 @@ def create(
       folder: Folder of its runs; `runs/NAME` by default.
 
     Raises:
-      UserError: if the study exists, or the config refuses the sweep's dimensions or values.
+      UserError: if the study exists, or the config rejects the sweep's dimensions or values.
     """
     if not name.strip() or '/' in name or name in ('.', '..'):
-        raise UserError(f'--study {name!r}: give a name without /, as in --study digits')
+        raise UserError(f'--study {name!r}: give a name without /, such as --study digits')
     folder = paths.absolute(folder or ROOT / name)
     if paths.is_remote(folder) and not storage:
         raise UserError(
-            f'the study cannot be kept in {folder}: give --storage too, as in '
+            f'a study cannot be stored in {folder}: give --storage too, such as '
             'postgresql+psycopg://HOST/DATABASE'
         )
     base = load_base(sweep)
@@ -163,11 +163,11 @@ def create(
 
 
 def _require_free(folder: paths.Path, marker: dict[str, str]) -> None:
-    other = _read_marker(folder) or marker
-    if any(other.get(key) != marker[key] for key in ('study', 'storage')):
+    marker_fields = _read_marker(folder) or marker
+    if any(marker_fields.get(key) != marker[key] for key in ('study', 'storage')):
         raise UserError(
-            f'{folder} holds the runs of the study {other.get("study")!r} in '
-            f'{other.get("storage")}: choose another --workdir'
+            f'{folder} holds the runs of the study {marker_fields.get("study")!r} in '
+            f'{marker_fields.get("storage")}: choose another --workdir'
         )
 
 
@@ -209,7 +209,7 @@ def vary(
 def _fill(study: Study, marker: dict[str, str]) -> None:
     """Create Optuna's study and the folder of its runs.
 
-    The token marks both as complete: it is written to the folder first, to the storage last.
+    A token, written to the folder first and the storage last, marks both as complete.
     """
     name, storage = study.name, study.storage
     if name in optuna.get_all_study_names(storage):
@@ -217,15 +217,15 @@ def _fill(study: Study, marker: dict[str, str]) -> None:
             raise UserError(f'the study {name!r} exists: choose another --study')
         optuna.delete_study(study_name=name, storage=storage)
     direction = optuna.study.StudyDirection[study.sweep.direction.upper()]
-    made = optuna.create_study(study_name=name, storage=storage, direction=direction)
+    optuna_study = optuna.create_study(study_name=name, storage=storage, direction=direction)
     for point in study.sweep.queue():
-        made.enqueue_trial(point)
-    made.set_user_attr('sweep', hide_secrets(space.to_json(study.sweep)))
-    made.set_user_attr('base', study.base.to_dict())
-    made.set_user_attr('folder', str(study.folder))
+        optuna_study.enqueue_trial(point)
+    optuna_study.set_user_attr('sweep', hide_secrets(space.to_json(study.sweep)))
+    optuna_study.set_user_attr('base', study.base.to_dict())
+    optuna_study.set_user_attr('folder', str(study.folder))
     paths.make_folder(study.folder)
     paths.write_text_atomic(study.folder / MARKER, json.dumps(marker, indent=2) + '\n')
-    made.set_user_attr('token', marker['token'])
+    optuna_study.set_user_attr('token', marker['token'])
 
 
 def open_study(
@@ -248,20 +248,20 @@ def open_study(
     path = paths.absolute(folder or ROOT / name)
     url = storage or _read_marker(path).get('storage', '')
     if not url:
-        known = sorted(marker.parent.name for marker in ROOT.glob(f'*/{MARKER}'))
-        raise UserError(f'{nearest("study", name, known)}; or give --storage or --workdir')
+        names = sorted(marker.parent.name for marker in ROOT.glob(f'*/{MARKER}'))
+        raise UserError(f'{nearest("study", name, names)}; or give --storage or --workdir')
     with intact(f'--storage {url}'):
-        opened = open_storage(absolute(url))
-        known = optuna.get_all_study_names(opened)
-        if name not in known:
-            raise UserError(nearest('study', name, known))
-        attributes = optuna.load_study(study_name=name, storage=opened).user_attrs
+        storage_ = open_storage(absolute(url))
+        names = optuna.get_all_study_names(storage_)
+        if name not in names:
+            raise UserError(nearest('study', name, names))
+        attributes = optuna.load_study(study_name=name, storage=storage_).user_attrs
         if 'token' not in attributes:
-            raise UserError(f'the study {name!r} was created only in part: create it again')
+            raise UserError(f'the study {name!r} was not created completely: create it again')
         base = from_json(json.dumps(attributes['base']))
-        found = path if folder else paths.absolute(attributes['folder'])
+        marker_fields = path if folder else paths.absolute(attributes['folder'])
         sweep = space.from_json(attributes['sweep'])
-        study = Study(name, opened, found, sweep, base, tuple(allowed))
+        study = Study(name, storage_, marker_fields, sweep, base, tuple(allowed))
         for trial in study.trials():
             require_sound(trial)
     return study
@@ -269,14 +269,14 @@ def open_study(
 
 def require_sound(trial: optuna.trial.FrozenTrial) -> None:
     """Raise ValueError for a trial that no worker can have stored."""
-    known = {name: value for name, value in trial.user_attrs.items() if name in _KINDS}
-    wrong = [name for name, value in known.items() if not isinstance(value, _KINDS[name])]
+    dimensions = {name: value for name, value in trial.user_attrs.items() if name in _KINDS}
+    faults = [name for name, value in dimensions.items() if not isinstance(value, _KINDS[name])]
     if not all(isinstance(step, int) for step in trial.intermediate_values):
-        wrong.append('step')
+        faults.append('step')
     if trial.state == optuna.trial.TrialState.COMPLETE and len(trial.values or ()) != 1:
-        wrong.append('value')
-    if wrong:
-        raise ValueError(f'trial {trial.number} has an impossible {wrong[0]}')
+        faults.append('value')
+    if faults:
+        raise ValueError(f'trial {trial.number} has an impossible {faults[0]}')
 
 
 def require_shared_folder(study: Study) -> None:
@@ -300,7 +300,7 @@ def _read_marker(folder: pathlib.Path) -> dict[str, str]:
 
 
 def retry(study: Study) -> int:
-    """Queue failed trials again, to continue in their run folders; return their number."""
+    """Queue failed trials again, to continue in their run folders; return how many."""
     by_run = {run_number(trial): trial for trial in study.trials()}  # the last one of each run
     failed = [n for n, trial in by_run.items() if trial.state == optuna.trial.TrialState.FAIL]
     for number in failed:
@@ -309,7 +309,7 @@ def retry(study: Study) -> int:
 
 
 def run_number(trial: optuna.trial.FrozenTrial | optuna.Trial) -> int:
-    """Return the number of the trial's run: its number, or the failed trial's that it repeats."""
+    """Return the number of the trial's run: its own, or that of a failed trial it repeats."""
     return trial.user_attrs.get('run', trial.number)
 
 
@@ -353,7 +353,7 @@ def open_storage(storage: str, new: bool = False) -> BaseStorage:
                 f'--storage {storage} does not answer ({paths.first_line(e)}): once its server '
                 'does, start the same command again'
             ) from e
-        raise _unopened(storage, e) from e
+        raise _open_error(storage, e) from e
     except RuntimeError as e:  # of Optuna, for the tables of another version
         raise UserError(
             f'--storage {storage} is not of this version of Optuna, {optuna.__version__} '
@@ -361,10 +361,10 @@ def open_storage(storage: str, new: bool = False) -> BaseStorage:
             'study elsewhere'
         ) from e
     except (sqlalchemy.exc.SQLAlchemyError, OSError, ValueError) as e:
-        raise _unopened(storage, e) from e
+        raise _open_error(storage, e) from e
 
 
-def _unopened(storage: str, error: Exception) -> UserError:
+def _open_error(storage: str, error: Exception) -> UserError:
     return UserError(
         f'--storage {storage} cannot be opened ({paths.first_line(error)}): write sqlite:///PATH, '
         'journal:PATH or postgresql+psycopg://HOST/DATABASE'
@@ -392,7 +392,7 @@ def without_password(storage: str) -> str:
         # The text of a hidden secret must never reach a file that is read back.
         url = sqlalchemy.make_url(with_secrets(storage))._replace(password=None)
     except (sqlalchemy.exc.ArgumentError, ValueError) as e:  # for an invalid port
-        raise _unopened(storage, e) from e
+        raise _open_error(storage, e) from e
     secret = [name for name in url.query if HIDDEN in without_secrets(f'x://x?{name}=x')]
     return url.difference_update_query(secret).render_as_string(hide_password=False)
 

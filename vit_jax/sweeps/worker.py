@@ -47,7 +47,7 @@ class Tally:
 
 
 class Idle(enum.Enum):
-    """Reason why no trial is claimed."""
+    """Reason for not claiming a trial."""
 
     WAIT = 'other workers may leave trials to claim'
     OVER = 'nothing is left'
@@ -71,9 +71,9 @@ class ClaimedTrial:
 
 
 def work(study: Study, limit: int | None = None, step_timeout: float | None = None) -> Tally:
-    """Run trials until none is left to claim, or `limit` trials are finished.
+    """Run trials until none can be claimed, or `limit` trials are finished.
 
-    While other workers are at trunks that branches need, or at trials of ASHA, this one waits.
+    Waits while other workers run trunks that branches need, or trials of ASHA.
 
     Args:
       study: Study from `open_study`.
@@ -83,35 +83,35 @@ def work(study: Study, limit: int | None = None, step_timeout: float | None = No
     Raises:
       Preempted: after SIGTERM or SIGINT; the trial's state is saved, and any worker resumes it.
     """
-    done = Tally()
+    tally = Tally()
     with Preemption() as preemption:
-        while limit is None or done.finished < limit:
-            with contextlib.ExitStack() as held:
+        while limit is None or tally.finished < limit:
+            with contextlib.ExitStack() as claim_context:
                 # The other processes of the worker wait for the claim.
                 with Watchdog(step_timeout), intact(f'the study {study.name!r}'):
-                    claim = held.enter_context(next_trial(study))
+                    claim = claim_context.enter_context(next_trial(study))
                 if claim is Idle.OVER:
                     break
-                moment = attend(study, claim, done, step_timeout)
-            if preemption.reached():
-                raise train.Preempted(f'stopped {moment}')
-    return done
+                progress = attend(study, claim, tally, step_timeout)
+            if preemption.should_stop():
+                raise train.Preempted(f'stopped {progress}')
+    return tally
 
 
 def attend(
-    study: Study, claim: ClaimedTrial | Idle, done: Tally, step_timeout: float | None
+    study: Study, claim: ClaimedTrial | Idle, tally: Tally, step_timeout: float | None
 ) -> str:
-    """Run the claimed trial, or wait without one; return the moment in words, for a message."""
+    """Run the claimed trial, or wait without one; describe the progress for a message."""
     if isinstance(claim, Idle):
-        if not done.has_waited and jax.process_index() == 0:
-            print('waits for trials of other workers', flush=True)
-        done.has_waited = True
+        if not tally.has_waited and jax.process_index() == 0:
+            print('waiting for trials of other workers', flush=True)
+        tally.has_waited = True
         time.sleep(WAIT_SECONDS)
         return 'while it waited for other workers'
     failure = run(study, claim, step_timeout)
     if failure:
-        done.failures.append(f'trial {claim.number}: {failure}')
-    done.finished += failure is not None
+        tally.failures.append(f'trial {claim.number}: {failure}')
+    tally.finished += failure is not None
     jax.clear_caches()  # the next trial may have another shape
     return f'after trial {claim.number}'
 
@@ -119,29 +119,29 @@ def attend(
 @contextlib.contextmanager
 def next_trial(study: Study) -> Iterator[ClaimedTrial | Idle]:
     """Claim a trial on process 0 and broadcast it to all others."""
-    first = jax.process_index() == 0
-    with claimed(study) if first else contextlib.nullcontext() as trial:
-        words: Any = trial and [trial.number, run_number(trial), suggest(study, trial)]
-        if first and trial is None:
-            words = (Idle.WAIT if more_to_come(study) else Idle.OVER).value
-        words = processes.broadcast(words)
-        if isinstance(words, str):
-            yield Idle(words)
+    is_first = jax.process_index() == 0
+    with claim_trial(study) if is_first else contextlib.nullcontext() as trial:
+        message: Any = trial and [trial.number, run_number(trial), suggest(study, trial)]
+        if is_first and trial is None:
+            message = (Idle.WAIT if more_to_come(study) else Idle.OVER).value
+        message = processes.broadcast(message)
+        if isinstance(message, str):
+            yield Idle(message)
         else:
-            number, run, point = words
+            number, run, point = message
             yield ClaimedTrial(number, point, study.run_folder(run), trial)
 
 
 def run(study: Study, claim: ClaimedTrial, step_timeout: float | None = None) -> str | None:
     """Train a trial and report to the study; return the error if its config cannot run.
 
-    A run that diverges counts as pruned, so that a search learns from it. An interrupted trial
-    stays in the state running, and another worker continues it; so does one that ASHA pauses, for
-    which None is returned.
+    A run that diverges counts as pruned, so that a search learns from it. A trial that is
+    interrupted, or paused by ASHA (then None is returned), stays in the state running, and any
+    worker continues it.
     """
     if claim.trial:
-        words = ' '.join(space.overrides(claim.point))
-        print(f'trial {claim.number} of {len(study.trials())}: {words}', flush=True)
+        point_text = ' '.join(space.overrides(claim.point))
+        print(f'trial {claim.number} of {len(study.trials())}: {point_text}', flush=True)
     try:
         value = train_trial(study, claim, step_timeout)
     except train.Pruned:
@@ -196,7 +196,7 @@ def train_trial(study: Study, claim: ClaimedTrial, step_timeout: float | None) -
 
 
 def suggest(study: Study, trial: Trial) -> space.Point:
-    """Return the trial's values: its present ones, the queued ones, or the search's."""
+    """Return the trial's values: assigned before, queued, or suggested by the search."""
     return {name: _suggest(trial, name, d) for name, d in study.sweep.dimensions().items()}
 
 
@@ -216,12 +216,14 @@ def reporter(study: Study, claim: ClaimedTrial) -> train.Report:
     """
     trial, metric = claim.trial, study.sweep.metric
     # The id that storages take has no public name.
-    known = set(study.storage.get_trial(trial._trial_id).intermediate_values) if trial else set()
+    reported_steps = (
+        set(study.storage.get_trial(trial._trial_id).intermediate_values) if trial else set()
+    )
 
     def report_value(step: int, value: float) -> bool:
         assert trial is not None
-        with _storing(trial):
-            if step not in known:
+        with _convert_storage_errors(trial):
+            if step not in reported_steps:
                 trial.report(value, step)
             if asha.from_sweep(study.sweep):
                 return not promote(study, trial)
@@ -248,12 +250,12 @@ def final_value(results: dict[str, float], metric: str) -> float:
 
 
 @contextlib.contextmanager
-def claimed(study: Study) -> Iterator[Trial | None]:
-    """Claim the first claimable trial that is free; None without one."""
+def claim_trial(study: Study) -> Iterator[Trial | None]:
+    """Claim the first free trial that can run; yield None without one."""
     for frozen in claimable(study):
-        with contextlib.ExitStack() as held:
+        with contextlib.ExitStack() as stack:
             try:
-                held.enter_context(lock.hold(study.claim_folder(frozen.number)))
+                stack.enter_context(lock.hold(study.claim_folder(frozen.number)))
             except lock.InUse:
                 continue
             if (trial := take(study, frozen)) is not None:
@@ -265,7 +267,7 @@ def claimed(study: Study) -> Iterator[Trial | None]:
 def claimable(study: Study) -> Iterator[FrozenTrial]:
     """Yield trials that lost their worker, then paused ones to promote, then new ones.
 
-    A branch is not among them before its trunk has reached the step that it starts from.
+    A branch is omitted until its trunk has reached the branch step.
     """
     rule = asha.from_sweep(study.sweep)
     running = study.trials(TrialState.RUNNING)
@@ -278,9 +280,9 @@ def claimable(study: Study) -> Iterator[FrozenTrial]:
 
 
 def more_to_come(study: Study) -> bool:
-    """Return whether other workers' trials may release more to claim: branches, promotions.
+    """Return whether running trials may release others to claim: branches or promotions.
 
-    Paused trials that nothing can promote anymore are pruned here.
+    Also prune paused trials that can no longer be promoted.
     """
     trials, waiting = study.trials(), study.trials(TrialState.WAITING)
     if any(asha.waits_for_trunk(frozen, trials, study.run_folder) for frozen in waiting):
@@ -300,9 +302,9 @@ def more_to_come(study: Study) -> bool:
 
 
 def take(study: Study, frozen: FrozenTrial) -> Trial | None:
-    """Start or continue the trial; None if it ended or was taken before it was claimed.
+    """Start or continue the trial; None if it ended or another worker has taken it.
 
-    A trial whose workers died too often fails here.
+    A trial whose workers died too often fails.
     """
     state = study.storage.get_trial(frozen._trial_id).state
     if state.is_finished():
@@ -319,34 +321,34 @@ def take(study: Study, frozen: FrozenTrial) -> Trial | None:
 def count_attempt(study: Study, trial: Trial) -> bool:
     """Count an attempt at the trial; after too many, fail the trial and return False.
 
-    An attempt counts only if it ended abnormally without saving anything new: a long run on
-    preemptible machines goes on, and one that kills its workers fails.
+    An attempt counts only if it ended abnormally without saving anything new. So a long run on
+    preemptible machines continues, and one that kills its workers fails.
     """
-    saved = max(run_folder.steps(study.run_folder(run_number(trial))), default=0)
-    before = trial.user_attrs.get('attempt') or {'after': saved, 'count': 0}
-    count = before['count'] + 1 if before['after'] == saved else 1
+    saved_step = max(run_folder.steps(study.run_folder(run_number(trial))), default=0)
+    previous_attempts = trial.user_attrs.get('attempt') or {'after': saved_step, 'count': 0}
+    count = previous_attempts['count'] + 1 if previous_attempts['after'] == saved_step else 1
     if count > 1 + study.sweep.retries:
-        fail(trial, f'its worker died {count - 1} times after step {saved}')
+        fail(trial, f'its worker died {count - 1} times after step {saved_step}')
         return False
-    trial.set_user_attr('attempt', {'after': saved, 'count': count})
+    trial.set_user_attr('attempt', {'after': saved_step, 'count': count})
     return True
 
 
 def store_attribute(trial: Trial | None, name: str, value: Any) -> None:
     """Store an attribute of the trial; like `end` and `fail`, only on process 0."""
     if trial:
-        with _storing(trial):
+        with _convert_storage_errors(trial):
             trial.set_user_attr(name, value)
 
 
-def _storing(trial: Trial) -> contextlib.AbstractContextManager[None]:
+def _convert_storage_errors(trial: Trial) -> contextlib.AbstractContextManager[None]:
     return intact(f'the study {trial.study.study_name!r}')
 
 
 def end(trial: Trial | None, state: TrialState, value: float | None = None) -> None:
     """Report the end of a trial to the study."""
     if trial:
-        with _storing(trial):
+        with _convert_storage_errors(trial):
             frozen = trial.study.tell(trial, value, state)
         number = '' if frozen.value is None else f' at {frozen.value:.4f}'
         print(f'trial {trial.number}: {state_name(frozen)}{number}', flush=True)
@@ -355,7 +357,7 @@ def end(trial: Trial | None, state: TrialState, value: float | None = None) -> N
 def promote(study: Study, trial: Trial) -> bool:
     """Promote a trial paused by ASHA if it is among the best; return whether it continues.
 
-    A trial that is not paused always goes on.
+    A trial that is not paused always continues.
     """
     rule, maximize = asha.from_sweep(study.sweep), study.sweep.direction == 'maximize'
     if rule is None:
@@ -368,7 +370,7 @@ def promote(study: Study, trial: Trial) -> bool:
 
 
 def pause(trial: Trial | None) -> None:
-    """Leave a trial at its rung of ASHA, for any worker to promote."""
+    """Pause a trial at its rung of ASHA, for any worker to promote."""
     store_attribute(trial, 'attempt', None)
     if trial:
         print(f'trial {trial.number}: paused', flush=True)

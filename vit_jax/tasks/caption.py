@@ -22,7 +22,7 @@ from vit_jax.ops.sequences import Normalization
 from vit_jax.ops.terms import Term, hits
 from vit_jax.tasks import base
 from vit_jax.tasks.base import Apply, Batch, Sums
-from vit_jax.tasks.translate import shifted_right, token_loss, token_sums
+from vit_jax.tasks.translate import shift_right, token_loss, token_sums
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Task(base.Task):
         if self.caption not in batch:
             return (images,)
         drawn = (batch['parallel'],) if 'parallel' in batch else ()
-        return images, shifted_right(batch[self.caption]), *drawn
+        return images, shift_right(batch[self.caption]), *drawn
 
     def attention_inputs(self, apply: Apply, batch: Batch) -> tuple[Array, ...]:
         """Return images and their captions; without captions, generate them greedily."""
@@ -94,7 +94,7 @@ class Task(base.Task):
         captions = _generate_captions(
             apply, apply(images, method='encode'), Search('greedy'), self.mask(batch)
         )
-        return images, shifted_right(captions.tokens[:, 0])
+        return images, shift_right(captions.tokens[:, 0])
 
     def loss(self, outputs: dict[str, Array], batch: Batch) -> dict[str, Term]:
         """Mean over captions of the mean loss per token, in nats.
@@ -158,7 +158,7 @@ class Task(base.Task):
 
         def score(prompt: Int[Array, ' T']) -> Float[Array, ' B']:
             ids = jnp.broadcast_to(prompt, (rows, len(prompt)))
-            logits = apply(memory, shifted_right(ids), method='decode')
+            logits = apply(memory, shift_right(ids), method='decode')
             return -jnp.sum(token_loss(logits, ids) * (ids != PAD), axis=-1)
 
         return jax.lax.map(score, jnp.array(self.prompts, jnp.int32)).T

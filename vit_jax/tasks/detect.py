@@ -149,9 +149,9 @@ class Task(base.Task):
           labels: int32 [B Q].
           boxes: corners [B Q 4], relative to the sides of the image without padding.
         """
-        return self.detected(self.outputs(apply, batch))
+        return self.to_predictions(self.outputs(apply, batch))
 
-    def detected(self, outputs: dict) -> dict[str, jax.Array]:
+    def to_predictions(self, outputs: dict) -> dict[str, jax.Array]:
         """Convert the model's outputs to predictions, see `predict`."""
         probs = jax.nn.softmax(outputs['logits'])[..., :-1]
         return {

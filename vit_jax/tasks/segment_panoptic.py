@@ -82,7 +82,7 @@ class Task(detect.Task):
           frame, size: int32 [B 2], height and width in pixels of the padded and of the real image.
         """
         outputs = self.outputs(apply, batch)
-        detections = self.detected(outputs)
+        detections = self.to_predictions(outputs)
         none = outputs['logits'].argmax(-1) == outputs['logits'].shape[-1] - 1
         mask = pixel_mask(batch)
         frame = jnp.broadcast_to(jnp.array(mask.shape[1:]), (len(mask), 2))

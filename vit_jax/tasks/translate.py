@@ -52,7 +52,7 @@ class Task(base.Task):
         return Search(self.search, self.beams, self.alpha, extra_len=self.extra_len)
 
     def inputs(self, batch: Batch) -> tuple[Int[Array, 'B S'], Int[Array, 'B T']]:
-        return batch['source'], shifted_right(batch['target'])
+        return batch['source'], shift_right(batch['target'])
 
     def loss(self, outputs: dict, batch: Batch) -> dict[str, Term]:
         """Means over the target's tokens: the smoothed `loss`, and metrics without smoothing."""
@@ -92,7 +92,7 @@ class Task(base.Task):
         return {'tokens': decoded.tokens[:, 0], 'score': decoded.scores[:, 0]}
 
 
-def shifted_right(target: Int[Array, 'B T']) -> Int[Array, 'B T']:
+def shift_right(target: Int[Array, 'B T']) -> Int[Array, 'B T']:
     """Return the decoder's input: bos, then the target without its last token."""
     return jnp.pad(target, ((0, 0), (1, 0)), constant_values=BOS)[:, :-1]
 

@@ -43,7 +43,7 @@ def largest_batch(measurement: Measurement) -> int:
 
     def fits(units: int) -> bool:
         return all(
-            _needed(step, variables, _batch(layout, shape, units * unit)) <= limit
+            _bytes_needed(step, variables, _batch(layout, shape, units * unit)) <= limit
             for step, shape, _ in programs
         )
 
@@ -95,7 +95,7 @@ def _batch(layout: sharding.Layout, shape: Shape, rows: int) -> Any:
     return sharding.abstract_batch(layout, arrays)
 
 
-def _needed(step: Any, variables: Any, batch: Any) -> float:
+def _bytes_needed(step: Any, variables: Any, batch: Any) -> float:
     """Bytes on a device for a step and for the batches that wait."""
     try:
         compiled = step.lower(variables, batch).compile()

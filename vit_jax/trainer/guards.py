@@ -194,7 +194,7 @@ class Guard:
         folder, enter, existed = self.folder, self._stack.enter_context, self.folder.is_dir()
         enter(self.clock)
         self._check_lock = enter(lock.lock(folder))
-        enter(workdir.cleared_on_error(folder, existed, self._check_lock))
+        enter(workdir.clear_on_error(folder, existed, self._check_lock))
         self.preemption = enter(Preemption())
         self.watchdog = enter(Watchdog(self.options.step_timeout))
         checkpoints = folder / run_folder.CHECKPOINTS

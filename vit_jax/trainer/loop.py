@@ -85,7 +85,7 @@ class Loop:
         share = utilization(training) if on_chips else None
         self.meter = Meter(self.step, lr, share, skips, guard.clock, on_chips)
         self.remarks = Remarks(training)
-        stopping = guard.preemption.reached
+        stopping = guard.preemption.should_stop
         self.batches = training.data.train_batches(self.step, stopping, self.total)
         self._resumes_unevaluated, self._judged_step = point.unevaluated, point.step
         self.actions = (self.log, self.evaluate, self.draw, self.save, self.stop)
@@ -100,7 +100,7 @@ class Loop:
           Pruned: if `report` ends it before its last step.
         """
         why = ''
-        with memory.exhaustion_reported(lambda: self.meter.completed > 0):
+        with memory.report_exhaustion(lambda: self.meter.completed > 0):
             try:
                 self.evaluate_again()
                 while self.step < self.total:
@@ -136,7 +136,7 @@ class Loop:
         guard.writer.progress(step)
         guard.checkpointer.check()
         guard.watchdog.beat(f'step {step}')
-        if guard.preemption.reached() or step == guard.options.stop_at:
+        if guard.preemption.should_stop() or step == guard.options.stop_at:
             self.ending = self.preempted() if step < self.total else None
 
     def log(self) -> None:
@@ -159,7 +159,7 @@ class Loop:
             return
         self._judged_step, self.evaluated = self.step, due_evals(self.training, self.step)
         if self.evaluated:
-            with self._paused(times.EVALUATION):
+            with self._pause_meter(times.EVALUATION):
                 self._evaluate()
 
     def evaluate_again(self) -> None:
@@ -181,7 +181,7 @@ class Loop:
         written again.
         """
         training, names, judge = self.training, self.evaluated, self.training.judge
-        stopping, self.evaluated = self.guard.preemption.reached, []
+        stopping, self.evaluated = self.guard.preemption.should_stop, []
         try:
             results = evaluate_due(training, self.state, names, stopping)
             bests = self.bests if repeats else judge.after(self.bests, self.step, results)
@@ -214,7 +214,7 @@ class Loop:
         if not self.evaluated:
             return
         is_last = step == self.total or isinstance(self.ending, Complete)
-        with self._paused(times.EVALUATION):
+        with self._pause_meter(times.EVALUATION):
             writer.draw()
             self.guard.watchdog.beat(f'the evaluation after step {step}')
             if training.examples and due_examples(training, step, self.evaluated, is_last):
@@ -233,7 +233,7 @@ class Loop:
         is_due = due(step, training.timetable.checkpoint, self.total)
         if not (is_due or is_kept or guard.checkpointer.is_lost or self.ending):
             return
-        with self._paused(times.SAVING):
+        with self._pause_meter(times.SAVING):
             guard.writer.flush()
             guard.require_own_folder(training)
             state, unevaluated = self.state, self.unevaluated
@@ -257,7 +257,7 @@ class Loop:
         return Preempted(f'{why}stopped after step {self.step}/{self.total}; the state is saved')
 
     @contextlib.contextmanager
-    def _paused(self, part: str) -> Iterator[None]:
+    def _pause_meter(self, part: str) -> Iterator[None]:
         """Leave the time inside out of the rates, and count it as a part of the run's time."""
         with self.meter.paused(), self.guard.clock.during(part):
             yield

@@ -83,7 +83,7 @@ def prepare(
     given['classes'] = None if classes is None else tuple(classes)
     if image_size is not None:
         _require_crops(entries)
-        entries = {name: _resized(entry, image_size) for name, entry in entries.items()}
+        entries = {name: _resize_evaluation(entry, image_size) for name, entry in entries.items()}
     given = {key: value for key, value in given.items() if value is not None}
     entries = {name: dataclasses.replace(entry, **given) for name, entry in entries.items()}
     if trained.step is None:
@@ -101,7 +101,7 @@ def prepare(
     return Measurement(trained, {titles[name]: one for name, one in opened.items()}, steps)
 
 
-def _resized(entry: Entry, size: Size) -> Entry:
+def _resize_evaluation(entry: Entry, size: Size) -> Entry:
     """Return an evaluation on images of another size, with the same transforms."""
     return dataclasses.replace(entry, transforms=change_size(entry.transforms, size))
 

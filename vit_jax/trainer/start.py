@@ -281,7 +281,7 @@ def extension_note(training: Training, folder: pathlib.Path, step: int) -> tuple
       UserError: if the longer run had another learning rate up to `step`, or is no longer one.
     """
     stored = run_folder.read_config(folder)
-    if stored is None or run_folder.saved_nothing(folder):
+    if stored is None or run_folder.has_saved_nothing(folder):
         return ()
     before, total = to_run(from_dict(stored)), training.timetable.total
     data = training.data

@@ -51,7 +51,7 @@ def train(
     options = dataclasses.replace(options, **flags)
     with (
         guards(config, folder, options) as guard,  # equal processes, the config completed
-        memory.exhaustion_reported(),
+        memory.report_exhaustion(),
     ):
         if guard.result is not None:  # complete already
             return guard.result

@@ -53,7 +53,7 @@ def final_result(
         names = ', '.join(f'config.{name}' for name in changed)
         raise UserError(
             f'{folder} holds a run of another config ({names} differs): choose another --workdir'
-            f'{_going_on(folder, changed)}'
+            f'{_continuation_advice(folder, changed)}'
         )
     return run_folder.read_result(folder)
 
@@ -67,10 +67,10 @@ def stored_config(folder: pathlib.Path) -> ConfigDict | None:
     if (stored := run_folder.read_config(folder)) is None:
         return None
     require_run(stored, f'choose another --workdir: {folder / run_folder.CONFIG}')
-    return None if run_folder.saved_nothing(folder) else from_dict(stored)
+    return None if run_folder.has_saved_nothing(folder) else from_dict(stored)
 
 
-def _going_on(folder: pathlib.Path, changed: Sequence[str]) -> str:
+def _continuation_advice(folder: pathlib.Path, changed: Sequence[str]) -> str:
     """Advice on going on, if only the length, the schedule or the batch size differ; else empty."""
     if not {*changed} <= {'total', 'batch_size', *SCHEDULES}:
         return ''
@@ -145,14 +145,14 @@ def check_data(training: Training, folder: pathlib.Path) -> None:
 
     Files of a start that saved nothing are ignored.
     """
-    if run_folder.read_config(folder) is None or not run_folder.saved_nothing(folder):
+    if run_folder.read_config(folder) is None or not run_folder.has_saved_nothing(folder):
         training.data.check(folder)
 
 
 def replaced_config_note(training: Training, folder: pathlib.Path) -> tuple[str, ...]:
     """Note that a different config replaces the one of a start that saved nothing."""
     stored = run_folder.read_config(folder)
-    if stored is None or not run_folder.saved_nothing(folder):
+    if stored is None or not run_folder.has_saved_nothing(folder):
         return ()
     try:
         found = defaults.differences(from_dict(stored), training.config)
@@ -167,7 +167,7 @@ def replaced_config_note(training: Training, folder: pathlib.Path) -> tuple[str,
 
 
 @contextlib.contextmanager
-def cleared_on_error(folder: pathlib.Path, existed: bool, check_lock: lock.Check) -> Iterator[None]:
+def clear_on_error(folder: pathlib.Path, existed: bool, check_lock: lock.Check) -> Iterator[None]:
     """Leave an empty folder empty if a mistake ends the run before its first checkpoint.
 
     The caller holds the folder's lock. The files of a run that diverged stay for inspection.
@@ -187,7 +187,7 @@ def cleared_on_error(folder: pathlib.Path, existed: bool, check_lock: lock.Check
         raise
     except Exception as error:
         mistake = isinstance(error, UserError) or processes.peer_user_error()
-        if mistake and ours and folder.is_dir() and run_folder.saved_nothing(folder):
+        if mistake and ours and folder.is_dir() and run_folder.has_saved_nothing(folder):
             _clear(folder, existed)
         if not mistake and folder.is_dir():
             with contextlib.suppress(OSError):

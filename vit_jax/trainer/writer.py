@@ -162,7 +162,7 @@ class Writer:
         """Pass a figure, or rows of {column: text}, to the writers."""
         if not self.enabled or self.trouble:
             return
-        call = _showing(step, name, shown)
+        call = _make_draw_call(step, name, shown)
         with self._watched('what the writers show'):
             self._pass_on(lambda service: service.show(call))
         self.mirror.publish()
@@ -260,7 +260,7 @@ def _stays(line: Mapping[str, Any], start_step: int, evaluates_again: bool) -> b
     return line['step'] <= start_step
 
 
-def _showing(step: int, name: str, shown: Figure | Texts) -> Callable[[base.Writer], None]:
+def _make_draw_call(step: int, name: str, shown: Figure | Texts) -> Callable[[base.Writer], None]:
     """Return the call to make of each writer; a figure is drawn only once."""
     if isinstance(shown, list):
         return lambda writer: writer.texts(step, name, shown)

@@ -139,7 +139,7 @@ def draw_goodput(accounts: Mapping[str, Account]) -> Figure:
         wall = max(account.wall, 1e-9)
         scale, unit = next(((s, u) for least, s, u in TIME_UNITS if wall >= least), (1, 'seconds'))
         edges = np.linspace(0, wall / scale, BINS + 1)
-        bins = times.binned(account, BINS)
+        bins = times.bin_seconds(account, BINS)
         total = np.array([max(sum(parts.values()), 1e-12) for parts in bins])
         below = np.zeros(BINS)
         for part, color in TIME_COLORS.items():

@@ -224,7 +224,7 @@ def read_index(shard: pathlib.Path, title: str) -> dict[str, np.ndarray]:
             np.savez(opened, **arrays)
 
     try:
-        with np.load(cache.made_once(file, make)) as arrays:
+        with np.load(cache.make_once(file, make)) as arrays:
             return dict(arrays)
     except (ValueError, EOFError, KeyError, OSError):  # the index is damaged
         file.unlink(missing_ok=True)

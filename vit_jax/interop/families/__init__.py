@@ -81,7 +81,7 @@ def reader(flat: Mapping[str, Any], family: str = '', kind: str = '') -> ModuleT
     """
     if not family and kind in BY_TYPE and (typed_family := find(BY_TYPE[kind])).matches(flat):
         return typed_family
-    if not (matches := matching(flat, family)):
+    if not (matches := match_families(flat, family)):
         raise UnknownNames(_unknown(flat, family, kind))
     if len(matches) > 1:
         names = ' and '.join(matches)
@@ -91,7 +91,7 @@ def reader(flat: Mapping[str, Any], family: str = '', kind: str = '') -> ModuleT
     return next(iter(matches.values()))
 
 
-def matching(flat: Mapping[str, Any], family: str = '') -> dict[str, ModuleType]:
+def match_families(flat: Mapping[str, Any], family: str = '') -> dict[str, ModuleType]:
     """Return the families (or only the named one) that read arrays with these names."""
     named = {name: find(name) for name in ([family] if family else modules(__name__))}
     return {name: m for name, m in named.items() if vars(m).keys() >= _READER and m.matches(flat)}

@@ -83,13 +83,13 @@ def assemble(
     fields = {key: value for key, value in model.items() if key != 'name'}
     module = resolve('vit_jax.models', model['name'], 'Model')(**fields)
     context = f'{source}: incomplete model (shapes in our layout)'
-    require_fit(arrays, _expected(arrays, module), context, label=label)
+    require_fit(arrays, _parameter_shapes(arrays, module), context, label=label)
     side = module.stride * module.window
     size = image_size or extra.get(GIVEN_SIZE) or (side, side)
     return TrainedModel.from_file(names.nest(arrays), model, size, source)
 
 
-def written(params: Mapping[str, Any], table: names.Table) -> Flat:
+def to_pytorch(params: Mapping[str, Any], table: names.Table) -> Flat:
     """Convert our parameters in the table to PyTorch's arrays, attention projections split."""
     flat: Flat = {}
     for name, array in names.flatten(params).items():
@@ -170,7 +170,7 @@ def _blocks(arrays: Flat, stage: int) -> int:
     return len(indices)
 
 
-def _expected(arrays: Flat, module: Any) -> Flat:
+def _parameter_shapes(arrays: Flat, module: Any) -> Flat:
     """Return the shapes of the module's parameters, projections split."""
     images = jax.ShapeDtypeStruct(
         (1, module.stride, module.stride, arrays['patch_embed/kernel'].shape[2]), np.float32

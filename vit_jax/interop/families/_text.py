@@ -95,12 +95,15 @@ def read(
         config.
     """
     params = arrays(kind, flat, config, source, kind.table)
-    label = labeled(prefix, kind.table)
+    label = make_renamer(prefix, kind.table)
     model = {**_sizes(params, source, label), **kind.model, **activation(kind, config, source)}
     if kind.model['causal']:
         model['eos'] = _end({**kind.defaults, **(config or {})}, model['vocab_size'])
     require_fit(
-        params, _expected(model), f'{source}: incomplete model (shapes in our layout)', label=label
+        params,
+        _parameter_shapes(model),
+        f'{source}: incomplete model (shapes in our layout)',
+        label=label,
     )
     return names.nest(params), model
 
@@ -137,7 +140,7 @@ def activation(kind: Kind, config: Mapping[str, Any] | None, source: str) -> dic
     return {'gelu': gelu, 'norm_eps': float(values['layer_norm_eps'])}
 
 
-def labeled(prefix: str, table: names.Table) -> Callable[[str], str]:
+def make_renamer(prefix: str, table: names.Table) -> Callable[[str], str]:
     """Return a function from our parameter names to those in the file."""
     return lambda name: full(prefix, torch_layout.to_theirs(name, table))
 
@@ -184,14 +187,14 @@ def clip_names(eos: int | str | None) -> tuple[str, str]:
     return ('MetaClip2', 'metaclip_2') if eos == _OLD_EOS else ('CLIP', 'clip')
 
 
-def _expected(model: Mapping[str, Any]) -> Flat:
+def _parameter_shapes(model: Mapping[str, Any]) -> Flat:
     """Return the shapes of the parameters."""
     module = text_encoder.Model(**model)
     ids = jax.ShapeDtypeStruct((1, model['length']), np.int32)
     return names.empty_arrays(jax.eval_shape(module.init, jax.random.key(0), ids)['params'])
 
 
-def written(flat: Flat, table: names.Table) -> Flat:
+def to_transformers(flat: Flat, table: names.Table) -> Flat:
     """Convert the arrays of a text or image tower to transformers' names and layouts."""
     return torch_layout.write(flat | {'pos_embed': flat['pos_embed'][0]}, table)
 

@@ -333,7 +333,9 @@ def write(trained: TrainedModel, table: names.Table) -> Written:
     arrays = torch_layout.write(_tokens(flat, model, first), table)
     if not model.get('layers', True):  # for timm, a root without stages is not a stem
         arrays = {name.replace('.stem.', '.'): array for name, array in arrays.items()}
-    return Written(torch_layout.join_fused(_gated(arrays), FUSED), config, (*_notes(model), *notes))
+    return Written(
+        torch_layout.join_fused(_join_gates(arrays), FUSED), config, (*_notes(model), *notes)
+    )
 
 
 def image_keys(transforms: str, size: Size) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -430,7 +432,7 @@ def _prefix(model: Fields) -> str:
     return model['posemb_prefix'] if is_fit else 'none'
 
 
-def _gated(arrays: Flat) -> Flat:
+def _join_gates(arrays: Flat) -> Flat:
     """Join gates and values of MLPs."""
     joined: Flat = {}
     for name, array in arrays.items():

@@ -187,7 +187,7 @@ def _require_config(imported: TrainedModel, config: Mapping[str, Any]) -> None:
             )
 
 
-def batched(array: np.ndarray) -> np.ndarray:
+def add_batch_axis(array: np.ndarray) -> np.ndarray:
     """Reshape a token [D] to [1 1 D], a table [N D] to [1 N D]."""
     return array.reshape((1,) * (3 - array.ndim) + array.shape)
 

@@ -69,7 +69,7 @@ def assemble(
     keywords = {key: value for key, value in model.items() if key != 'name'}
     module = resolve('vit_jax.models', model['name'], 'Model')(**keywords, scan=True)
     context = f'{source}: incomplete model (shapes in our layout)'
-    require_fit(flat, _expected(flat, module), context, label=label)
+    require_fit(flat, _parameter_shapes(flat, module), context, label=label)
     if image_size is None and model['posemb'] == 'none':  # these may fit images of any size
         image_size = next(iter(hints), None)
     if image_size is None and 'pos_embed' in flat:
@@ -228,7 +228,7 @@ def _keywords(flat: Flat, source: str, label: Label, rows: int | None) -> dict[s
     if 'encoder/block_0/attention/out/norm/scale' in flat:
         model['inner_norm'] = True
     if pool in ('map', 'cls_map'):
-        model |= _pooling(flat, model)
+        model |= _pooling_fields(flat, model)
     if f'encoder/block_0/attention/{_TABLE}' in flat:
         model['positions'] = 'relative'
     if _TABLE in flat:
@@ -248,7 +248,7 @@ def _keywords(flat: Flat, source: str, label: Label, rows: int | None) -> dict[s
     return model
 
 
-def _pooling(flat: Flat, model: Mapping[str, Any]) -> dict[str, Any]:
+def _pooling_fields(flat: Flat, model: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of attention pooling that differ from those of the blocks."""
     query, fc1 = (flat.get(f'map_head/{x}/kernel') for x in ('attention/query', 'mlp/fc1'))
     fields: dict[str, Any] = {}
@@ -259,7 +259,7 @@ def _pooling(flat: Flat, model: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def _expected(flat: Flat, module: Any) -> Flat:
+def _parameter_shapes(flat: Flat, module: Any) -> Flat:
     """Return the module's parameter shapes for the number of patches in `flat`."""
     tokens = flat['pos_embed'].shape[1] if 'pos_embed' in flat else 2
     grid = (1, max(tokens - module.positioned_tokens, 1))

@@ -108,7 +108,7 @@ _REQUIRED = {
 
 def matches(flat: Mapping[str, Any]) -> bool:
     """Return whether these are the names of a BiT, but not timm's."""
-    return _form(_prefixed(flat)) not in (None, _TIMM_SOURCE)
+    return _form(_add_prefix(flat)) not in (None, _TIMM_SOURCE)
 
 
 def read(flat: Mapping[str, np.ndarray], extra: Mapping[str, Any]) -> TrainedModel:
@@ -118,7 +118,7 @@ def read(flat: Mapping[str, np.ndarray], extra: Mapping[str, Any]) -> TrainedMod
       UserError: if a parameter is missing, unknown or has the wrong shape, or if the config
         describes a different ResNet.
     """
-    flat = _prefixed(flat)
+    flat = _add_prefix(flat)
     source = _form(flat)
     assert source is not None
     if source == _HF_SOURCE:
@@ -127,7 +127,7 @@ def read(flat: Mapping[str, np.ndarray], extra: Mapping[str, Any]) -> TrainedMod
         _require_architecture(extra)
     is_torch = source in (_HF_SOURCE, _TIMM_SOURCE)
     if is_torch:
-        flat = {name: _permuted(array, (2, 3, 1, 0)) for name, array in flat.items()}
+        flat = {name: _permute(array, (2, 3, 1, 0)) for name, array in flat.items()}
     renamed = names.rename(flat, _FORMS[source][0], source)
     arrays = {name: _without_ones(name, array) for name, array in renamed.items()}
     model = _model(arrays, source)
@@ -150,7 +150,7 @@ def write_npz(params: Mapping[str, Any]) -> Flat:
     Raises:
       UserError: if a parameter is not part of a BiT.
     """
-    flat = _written(params, _RELEASED)
+    flat = _rename(params, _RELEASED)
     head = 'resnet/head/conv2d/kernel'
     if head in flat:
         flat[head] = flat[head][None, None]
@@ -188,20 +188,20 @@ def write_torch(params: Mapping[str, Any], table: names.Table) -> Flat:
     Raises:
       UserError: if a parameter is not part of a BiT.
     """
-    return {name: _permuted(array, (3, 2, 0, 1)) for name, array in _written(params, table).items()}
+    return {name: _permute(array, (3, 2, 0, 1)) for name, array in _rename(params, table).items()}
 
 
 def _form(flat: Mapping[str, Any]) -> str | None:
     return next((form for form, (_, norm) in _FORMS.items() if norm in flat), None)
 
 
-def _prefixed(flat: Mapping[str, Any]) -> dict[str, Any]:
+def _add_prefix(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Add the prefix of a classifier, which a bare `BitModel` lacks."""
     prefix = 'bit.' if 'embedder.convolution.weight' in flat else ''
     return {prefix + name: array for name, array in flat.items()}
 
 
-def _permuted(array: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
+def _permute(array: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
     """Permute the axes of a convolution's kernel, or transpose a dense layer's."""
     if array.ndim == 4:
         return array.transpose(axes)
@@ -263,7 +263,7 @@ def _require_architecture(config: Mapping[str, Any]) -> None:
         raise UserError(f'{_TIMM_SOURCE}: {what} in config.json: not the model of the paper')
 
 
-def _written(params: Mapping[str, Any], table: names.Table) -> Flat:
+def _rename(params: Mapping[str, Any], table: names.Table) -> Flat:
     """Rename arrays by `table`."""
     written: Flat = {}
     for our_name, leaf in traverse_util.flatten_dict(dict(params), sep='/').items():

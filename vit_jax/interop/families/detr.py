@@ -51,7 +51,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     }
     heads = _detr.heads(extra)
     parts = torch_layout.split_fused(used, source)
-    params = names.join(_folded(_read(parts, heads, source)))
+    params = names.join(_fold_batch_norms(_read(parts, heads, source)))
     panoptic = 'mask_head/out/kernel' in params
     model: dict[str, Any] = {'name': 'detr_panoptic' if panoptic else 'detr', **_backbone(params)}
     if 'query_embed' in params:
@@ -109,7 +109,7 @@ def _task(model: Mapping[str, Any]) -> dict[str, Any]:
     return {'name': 'segment_panoptic', 'stuff': stuff}
 
 
-def _folded(flat: Flat) -> Flat:
+def _fold_batch_norms(flat: Flat) -> Flat:
     """Convert batch norms to a scale and a shift per channel."""
     folded = {name: array for name, array in flat.items() if '.running_' not in name}
     for name in folded:

@@ -109,7 +109,7 @@ def join_halves(
     patches = encoder.params['pos_embed'].shape[1] - 1
     require_fit(
         flat,
-        _expected(keywords, patches, encoder.params['patch_embed']['kernel'].shape[2]),
+        _decoder_shapes(keywords, patches, encoder.params['patch_embed']['kernel'].shape[2]),
         context,
         label=lambda name: in_file.get(name) or torch_layout.to_theirs(name, table),
     )
@@ -149,7 +149,7 @@ def _keywords(
     }
 
 
-def _expected(keywords: Mapping[str, Any], patches: int, channels: int) -> Flat:
+def _decoder_shapes(keywords: Mapping[str, Any], patches: int, channels: int) -> Flat:
     """Return the shapes of the decoder's parameters by our names, projections split."""
     model = Model(**{key: value for key, value in keywords.items() if key != 'name'})
     images = np.zeros((1, model.patch_size, model.patch_size * patches, channels), np.float32)

@@ -117,7 +117,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     keywords = {key: value for key, value in model.items() if key != 'name'}
     module = resolve('vit_jax.models', model['name'], 'Model')(**keywords)
     context = f'{_SOURCE}: incomplete encoder (shapes in our layout)'
-    require_fit(arrays, _expected(arrays, module, size), context, label=label)
+    require_fit(arrays, _parameter_shapes(arrays, module, size), context, label=label)
     imported = TrainedModel.from_file(names.nest(arrays), model, size, _SOURCE)
     if other_parts:
         imported = imported.with_notes(
@@ -181,7 +181,7 @@ def _keywords(
     }
 
 
-def _expected(arrays: Flat, module: Any, size: tuple[int, int]) -> Flat:
+def _parameter_shapes(arrays: Flat, module: Any, size: tuple[int, int]) -> Flat:
     """Return the shapes of the module's parameters, projections split."""
     channels = arrays['patch_embed/kernel'].shape[2]
     images = jax.ShapeDtypeStruct((1, *size, channels), np.float32)

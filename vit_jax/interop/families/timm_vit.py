@@ -135,7 +135,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     )
     imported = _set_pool(imported, arguments.get('global_pool'))
     if 'class' not in arguments:
-        imported = imported.with_notes(_assumed(imported.model_config, extra))
+        imported = imported.with_notes(_describe_assumptions(imported.model_config, extra))
     name = _timm.architecture(extra)
     methods = (method for pattern, method in _POSITIONS if re.search(pattern, name))
     method = _timm.naflex_positions(arguments) if position_sizes else next(methods, 'antialiased')
@@ -219,7 +219,7 @@ def _heads(
     return _vit.published_heads(shapes, _SOURCE)
 
 
-def _assumed(model: Mapping[str, Any], extra: Mapping[str, Any]) -> str:
+def _describe_assumptions(model: Mapping[str, Any], extra: Mapping[str, Any]) -> str:
     """Describe assumptions about an unknown architecture: several models have the same arrays."""
     name = _timm.architecture(extra)
     unknown = (

@@ -76,7 +76,7 @@ def _split_gates(flat: Flat) -> Flat:
     return parts
 
 
-def _gated(arrays: Flat) -> Flat:
+def _join_gates(arrays: Flat) -> Flat:
     """Invert `_split_gates`, and add the unused token of masked patches."""
     token = arrays['embeddings.cls_token'][0]
     joined: Flat = {'embeddings.mask_token': np.zeros_like(token)}
@@ -120,7 +120,7 @@ def _forms(name: str, model_type: str, fields: Mapping[str, str]) -> tuple[Form,
             prefix,
             {**MLPS, **fields, **more},
             config=_config,
-            named=_gated,
+            named=_join_gates,
             model_type=model_type,
         )
 

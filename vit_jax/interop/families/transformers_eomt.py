@@ -122,10 +122,10 @@ def _kind(rotary: bool, gated: bool) -> _transformers.Kind:
 def _read_heads(flat: Flat) -> Flat:
     """Convert queries, class and mask heads, and the upscaling, to our layouts."""
     heads = torch_layout.read(flat, _HEADS, 1, _SOURCE)
-    return {name: _transposed(name, array) for name, array in heads.items()}
+    return {name: _transpose_kernel(name, array) for name, array in heads.items()}
 
 
-def _transposed(name: str, array: np.ndarray) -> np.ndarray:
+def _transpose_kernel(name: str, array: np.ndarray) -> np.ndarray:
     """Transpose the kernel of a transposed convolution, whose inputs come first in PyTorch."""
     doubles = re.fullmatch(r'upscaler/step_\d+/kernel', name)
     return array.swapaxes(-1, -2) if doubles else array
@@ -222,7 +222,7 @@ def write(trained: TrainedModel) -> Written:
     encoder_model = dataclasses.replace(trained, params=encoder, class_names=())
     encoder_model = encoder_model.with_groups(model=trained.model.transferable()[0])
     written = _transformers.write(encoder_model, [_form(model)])
-    arrays = {name: _transposed(name, x) for name, x in names.flatten(heads).items()}
+    arrays = {name: _transpose_kernel(name, x) for name, x in names.flatten(heads).items()}
     weights = np.ones(model['num_classes'] + 1, np.float32)
     weights[-1] = task.get('none_weight', 0.1)
     unused = (np.zeros(model['query_blocks'], np.float32), weights)

@@ -89,9 +89,9 @@ def write(trained: TrainedModel) -> Written:
     image, text = (names.flatten(trained.params[name]) for name in ('image', 'text'))
     channels = image['patch_embed/kernel'].shape[2]
     size = trained.image_size or _transformers.square(image, model['patch_size'], 0)
-    written = vision.fused(_text.written(image, IMAGE_TABLE))
+    written = vision.fuse_projections(_text.to_transformers(image, IMAGE_TABLE))
     arrays = {_VISION + name: array for name, array in written.items()}
-    written = _text.written(text, _text.SIGLIP.table)
+    written = _text.to_transformers(text, _text.SIGLIP.table)
     arrays |= {_TEXT + name: array for name, array in written.items()}
     arrays |= {
         key: np.asarray(trained.params[name], np.float32).reshape(1)
@@ -118,7 +118,7 @@ def _image_tower(flat: Flat, config: Mapping[str, Any] | None) -> TrainedModel:
     return _vit.assemble(
         _text.arrays(_text.SIGLIP, flat, config, SOURCE, IMAGE_TABLE),
         SOURCE,
-        _text.labeled(_VISION, IMAGE_TABLE),
+        _text.make_renamer(_VISION, IMAGE_TABLE),
         **_text.activation(_text.SIGLIP, config, SOURCE),
         image_size=(size, size) if isinstance(size, int) else size,
     )

@@ -119,7 +119,7 @@ def write(trained: TrainedModel) -> Written:
     model = trained.model_config
     if model['norm_eps'] != _swin.NORM_EPS:
         raise UserError(f'transformers has no Swin with norm_eps {model["norm_eps"]:g}')
-    arrays = _swin.written(trained.params, TABLE)
+    arrays = _swin.to_pytorch(trained.params, TABLE)
     channels = arrays['embeddings.patch_embeddings.projection.weight'].shape[1]
     side = trained.model.stride * model['window']
     size = trained.image_size or (side, side)

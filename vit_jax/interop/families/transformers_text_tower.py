@@ -76,7 +76,7 @@ def write(trained: TrainedModel) -> Written:
         form += 'WithProjection'
     if unsupported := _KINDS[kind].misfits(model):
         raise UserError(f'{form} of transformers has no {", ".join(unsupported)}')
-    flat = _text.written(names.flatten(trained.params), _KINDS[kind].table)
+    flat = _text.to_transformers(names.flatten(trained.params), _KINDS[kind].table)
     arrays = {_text.full(_PREFIX, name): array for name, array in flat.items()}
     config = {'model_type': f'{model_prefix}_text_model', 'architectures': [form]}
     return Written(arrays, config | _text.config(model))

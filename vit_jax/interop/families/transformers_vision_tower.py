@@ -114,17 +114,17 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
         unused = 'post_layernorm.' if is_clip else 'head.'
         used = {n: a for n, a in used.items() if not kind.plain(n).startswith(unused)}
     used = torch_layout.split_fused(used, kind.source)
-    parts = {name: _shaped(kind.plain(name), array) for name, array in used.items()}
+    parts = {name: _reshape(kind.plain(name), array) for name, array in used.items()}
     fields: dict[str, Any] = dict(_CLASSIFIER) if classifies else {}
     if 'visual_projection.weight' in parts:
         fields['no_bias'] = 'head'
     return _transformers.read(kind, parts, config, rows=int(is_clip), fields=fields)
 
 
-def _shaped(name: str, array: np.ndarray) -> np.ndarray:
+def _reshape(name: str, array: np.ndarray) -> np.ndarray:
     """Add the batch axis to tokens and tables; convert SigLIP 2's matrix to a convolution."""
     if name in ('embeddings.class_embedding', 'embeddings.position_embedding.weight'):
-        return _transformers.batched(array)
+        return _transformers.add_batch_axis(array)
     if name == 'embeddings.patch_embedding.weight' and array.ndim == 2:
         side = _vit.square_side(array.shape[1] // 3)
         if side is None or 3 * side**2 != array.shape[1]:
@@ -133,7 +133,7 @@ def _shaped(name: str, array: np.ndarray) -> np.ndarray:
     return array
 
 
-def fused(flat: Flat) -> Flat:
+def fuse_projections(flat: Flat) -> Flat:
     """Join the projections of the pooling, as in torch.nn.MultiheadAttention."""
     head = 'head.attention.'
     result = {
@@ -203,5 +203,12 @@ FORMS = (
         model_type='clip',
         no_bias=_UNBIASED,
     ),
-    Form(_SIGLIP, 'SiglipVisionModel', _PREFIX, {'pool': 'map'}, arrays=_siglip, named=fused),
+    Form(
+        _SIGLIP,
+        'SiglipVisionModel',
+        _PREFIX,
+        {'pool': 'map'},
+        arrays=_siglip,
+        named=fuse_projections,
+    ),
 )

@@ -101,7 +101,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
         posemb='none' if _is_pre_linen(flat) else 'sincos2d',
     )
     return preprocessing.with_normalization(
-        imported.with_notes(*_assumed(imported.model_config)), extra
+        imported.with_notes(*_describe_assumptions(imported.model_config)), extra
     )
 
 
@@ -146,7 +146,7 @@ def losses(model: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _assumed(model: Mapping[str, Any]) -> list[str]:
+def _describe_assumptions(model: Mapping[str, Any]) -> list[str]:
     """Note assumptions about the model, since several models have the same file."""
     notes = []
     if model['posemb'] == 'sincos2d':

@@ -30,7 +30,7 @@ from vit_jax.nn.kernels.heads import (
     Options,
     Projected,
     Visible,
-    attended,
+    attend,
     dropout_factors,
     first_columns,
     gradients,
@@ -197,7 +197,7 @@ def _forward_kernel(
     def compute_head(start: Any, head: Head) -> None:
         q, k, v = (_read(ref, first + start, head) for ref, first in first_columns(refs))
         own, factors = head.own(), _factors(kept_ref, start, head, options)
-        out = attended(jnp.where(own, q, 0), k, v, head.size, visible.scores, factors)
+        out = attend(jnp.where(own, q, 0), k, v, head.size, visible.scores, factors)
         write(out_ref, head, own, out, start)
 
     keys = refs[-1].shape[0]

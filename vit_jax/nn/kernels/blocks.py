@@ -30,7 +30,7 @@ from vit_jax.nn.kernels.heads import (
     Options,
     Projected,
     Visible,
-    attended,
+    attend,
     dropout_factors,
     first_columns,
     gradients,
@@ -211,7 +211,7 @@ def _forward_kernel(
         q, k, v = (ref[:, head.columns()] for ref in refs)
         own = head.own()
         q = jnp.where(own, _present(q, queries), 0)
-        out = attended(q, k, v, head.size, visible.scores, _factors(kept_ref, i, options))
+        out = attend(q, k, v, head.size, visible.scores, _factors(kept_ref, i, options))
         write(out_ref, head, own, out)
 
 

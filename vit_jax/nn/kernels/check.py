@@ -48,7 +48,7 @@ def failure(kernel: Kernel, spec: Spec, kind: str, devices: int = 1) -> str:
         return ''
     spec = _small(spec)
     if (kernel, spec) not in _failures:
-        _failures[kernel, spec] = _measured(kernel, spec, here, devices)
+        _failures[kernel, spec] = _measure(kernel, spec, here, devices)
     return _failures[kernel, spec]
 
 
@@ -60,7 +60,7 @@ def _small(spec: Spec) -> Spec:
     return spec._replace(shape=(ROWS, min(windows, MOST_WINDOWS), *rest))
 
 
-def _measured(kernel: Kernel, spec: Spec, here: jax.Device, devices: int) -> str:
+def _measure(kernel: Kernel, spec: Spec, here: jax.Device, devices: int) -> str:
     failures = []
 
     def difference() -> float:

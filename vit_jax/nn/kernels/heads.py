@@ -142,7 +142,7 @@ def along(axis: int, row: Array) -> Array:
 Scores = Callable[[Array], Array]
 
 
-def attended(
+def attend(
     q: Array, k: Array, v: Array, size: int, scored: Scores, factors: Any = None
 ) -> Float[Array, 'N R']:
     """Return the result of a head, in float32.
@@ -178,7 +178,7 @@ def gradients(
       q, grad: Queries and the gradient of the result, zero outside of the head's columns.
       k, v: Keys and values.
       size: K, columns of the head.
-      scored: See `attended`; its scores are [M N].
+      scored: See `attend`; its scores are [M N].
       through: The gradient of what `scored` gets, from that of what it returns.
       factors: Dropout factors [N M]; None without dropout.
     """

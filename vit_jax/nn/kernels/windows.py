@@ -23,7 +23,7 @@ from vit_jax.nn.kernels.heads import (
     SUBLANES,
     Head,
     along,
-    attended,
+    attend,
     gradients,
     group_width,
     heads_in_group,
@@ -181,7 +181,7 @@ def _forward_kernel(
 
         q, k, v = _read(qkv, window, start, head)
         own = head.own()
-        value = attended(jnp.where(own, q, 0), k, v, head.size, scored)
+        value = attend(jnp.where(own, q, 0), k, v, head.size, scored)
         write(out.at[window], head, own, value, start)
 
     _for_each(options, out.shape[-1], regions, compute_head)
