@@ -272,7 +272,7 @@ def test_manifests_of_older_runs_are_verified_too(directory):
 
 def test_a_digest_of_another_kind_is_named(directory):
     rewrite_manifest(directory / '16', lambda data: 'md6 0')
-    with pytest.raises(run_folder.Damaged, match="'md6', is none of xxh3_128, sha256"):
+    with pytest.raises(run_folder.Damaged, match=r"'md6', .* xxh3_128, sha256"):
         manifest.verify(directory / '16')
 
 

@@ -151,16 +151,16 @@ def test_a_file_is_of_one_model_and_of_the_images_that_it_had(
     assert out.read_bytes() == before
     out.write_text('of another program')
     assert run(checkpoint, image, '--out', out) == 2
-    assert says(capsys.readouterr().err, 'is not of this command')
+    assert says(capsys.readouterr().err, str(out), 'this command')
 
 
 def test_two_processes_do_not_write_one_file(checkpoint, photos, tmp_path, monkeypatch, capsys):
     out = tmp_path / 'a.npz'
     with lock.hold(feature_files.parts_folder(out)):
         assert run(checkpoint, photos, '--out', out) == 2
-    assert says(capsys.readouterr().err, 'another process', 'pid', 'its own images')
+    assert says(capsys.readouterr().err, str(out), 'another process', 'pid')
     monkeypatch.setattr(jax, 'process_count', lambda: 2)
-    with pytest.raises(UserError, match='by one process'):
+    with pytest.raises(UserError, match='single process'):
         vit_jax.embed(checkpoint, photos / '0.png')
 
 

@@ -67,9 +67,9 @@ def test_all_classes_and_frames_by_default():
 
 def test_mistakes_of_calls():
     for classes, count, options, words in (
-        ((5,), 1, {}, 'there is no class 5: the model has classes 0 to 4'),
-        ((1,), 100_000, {}, 'from 1 to 65,536 are possible'),
-        ((1,), 1, {'frames': 4}, '4 images on the way need more than 4 steps'),
+        ((5,), 1, {}, 'class 5: .* 0 to 4'),
+        ((1,), 100_000, {}, '100,000 images .* 65,536'),
+        ((1,), 1, {'frames': 4}, '4 .*images .* 4 steps'),
     ):
         with pytest.raises(UserError, match=words):
             sample.sample(trained(), classes, count, **options)
@@ -80,7 +80,7 @@ def test_mistakes_of_calls():
     run = trained(class_dropout=0.0, guidance=1.0)
     assert images(run, (1,), 1, devices=jax.devices()[:1]).shape == (1, 8, 8, 3)
     other = trained().with_groups(task={'name': 'classify'})
-    with pytest.raises(UserError, match="a run of the task 'classify', which makes no images"):
+    with pytest.raises(UserError, match=r"task 'classify'.* 'generate'"):
         sample.sample(other)
 
 
@@ -92,7 +92,7 @@ def test_a_model_that_has_diverged_makes_no_images():
         lambda: next(sample.sample(run, (1,), devices=jax.devices()[:1])),
         lambda: predictor(run)(image, 0),
     ):
-        with pytest.raises(UserError, match=r'samples hold NaN .* earlier checkpoint by --step'):
+        with pytest.raises(UserError, match=r'NaN .* --step'):
             make()
 
 
@@ -144,7 +144,8 @@ def test_mistakes_are_one_line(folder, words, said, capsys, tmp_path, monkeypatc
 
 def test_a_run_of_another_task_is_refused(repo, capsys):
     assert cli.main(['sample', str(repo / 'tests/golden/run_vit'), '--out', 'x.png']) == 2
-    assert 'which makes no images' in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert 'run_vit' in error and "'classify'" in error and "'generate'" in error
 
 
 def made(numbers):

@@ -171,7 +171,7 @@ def test_what_rehearses_a_command():
         (['slurm', '--gpus', 'x', '--', *TRAIN], "--gpus: 'x' is not a whole number"),
         (
             ['slurm', '--time', '1:00', '--', *TRAIN],
-            'would come before the job starts, whose limit',
+            '(--time 1:00)',
         ),
         (['slurm', '--grace', '65536', '--', *TRAIN], '--grace 65536: must be at most 65535'),
         (['slurm', '--sbatch', 'a\nb', '--', *TRAIN], 'must be one line'),

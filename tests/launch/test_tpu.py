@@ -304,7 +304,7 @@ def test_a_loop_that_was_killed_before_the_start_goes_on(cloud):
 def test_the_resource_of_another_command_is_left_alone(cloud, capsys):
     cloud.exists, cloud.label = True, '0'
     assert launch() == 2
-    assert 'exists already, for another command' in capsys.readouterr().err
+    assert '--job-name' in capsys.readouterr().err
     assert cloud.exists and cloud.story() == ''
 
 
@@ -329,7 +329,7 @@ def test_dry_run_prints_the_commands(cloud, capsys):
         ('--tpu tpu7x-16', 'launch gke'),
         ('--tpu v3-32 --slices 2', 'slices of v3 cannot work together'),
         ('--min-slices 2', '--min-slices 2 is more than --slices 1'),
-        ('--flex-start soon', 'as 24h'),
+        ('--flex-start soon', "--flex-start 'soon'"),
         ('--flex-start 1h --spot', 'without --spot'),
         ("--job-name 'A b'", 'lower-case letters'),
         ("--zone 'us a'", "--zone 'us a'"),

@@ -68,7 +68,7 @@ def test_a_sweep_survives_json():
         ({'points': [{'a': 1}, {'b': 1}]}, 'dimensions'),
         ({'points': [{'a': (1, 2)}]}, 'numbers and strings'),
         ({'points': [{'a': 1}], 'trials': 4}, 'needs a space'),
-        ({'space': {'a': uniform(0, 1)}, 'trials': 1, 'points': [{'a': 0}] * 2}, 'less than'),
+        ({'space': {'a': uniform(0, 1)}, 'trials': 1, 'points': [{'a': 0}] * 2}, 'trials=1 .* 2'),
         ({'space': {'a': uniform(0, 1)}, 'trials': 1, 'points': [{'a': 2}]}, 'outside'),
         ({'space': {'a': log_uniform(0.0, 1.0)}, 'trials': 1}, 'positive'),
         ({'space': {'a': uniform(2.0, 1.0)}, 'trials': 1}, 'in order'),

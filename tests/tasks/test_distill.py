@@ -217,7 +217,7 @@ def test_another_teacher_is_refused_on_resume(finished):
     np.savez(base / 'changed.npz', **arrays)
     config = load.load(f'{FILE}:smoke', [*SMALL, f'task.teacher={base}/changed.npz'])
     (base / 'other' / 'config.json').write_text(load.to_json(config))
-    with pytest.raises(UserError, match=r'config.task.teacher=.*changed.npz: its weights are not'):
+    with pytest.raises(UserError, match=r'config.task.teacher=.*changed.npz: .*weights'):
         train.train(config, base / 'other', devices=jax.devices()[:1])
 
 

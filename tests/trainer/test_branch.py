@@ -125,7 +125,7 @@ def mistakes(trunk):  # message: fields of the config
         'head/bias': dict(total=9, branch__from=trunk, model__bias=False),
         'name the kept step': dict(total=9, branch__from=trunk, branch__step=0),
         'step 8, .*step 10': dict(total=12, branch__from=f'{trunk}@8', branch__step=10),
-        'keeps no best step': dict(total=12, branch__from=f'{trunk}@best', branch__step=0),
+        'no best step': dict(total=12, branch__from=f'{trunk}@best', branch__step=0),
         'not both': dict(total=9, branch__from=trunk, init__from=trunk),
         "did you mean 'step'": dict(total=9, branch__stap=4),
     }

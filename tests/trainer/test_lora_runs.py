@@ -103,10 +103,10 @@ def test_another_checkpoint_is_refused(run, base, tmp_path):
     arrays['cls'] = arrays['cls'] + 1
     try:
         files.write_npz(base, arrays)
-        with pytest.raises(UserError, match=r'config.init.from.*: its weights are not those'):
+        with pytest.raises(UserError, match=r'config.init.from.*: .*weights'):
             vit_jax.load(tmp_path / 'run')
         (tmp_path / 'run' / 'result.json').unlink()
-        with pytest.raises(UserError, match=r'config.init.from.*: its weights are not those'):
+        with pytest.raises(UserError, match=r'config.init.from.*: .*weights'):
             train.train(config_of(base), tmp_path / 'run', devices=jax.devices()[:1])
     finally:
         base.write_bytes(content)

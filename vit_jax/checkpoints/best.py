@@ -54,16 +54,17 @@ def find_best(directory: Path) -> int:
     steps = ', '.join(map(str, run_folder.finished_steps(directory))) or 'none'
     if newest is None or best is None:
         raise UserError(
-            f'{directory} keeps no best step (finished steps: {steps}): train with {_KEY}'
+            f'{directory} has no best step (finished steps: {steps}): train with {_KEY}'
         )
-    goal, step, value = parse_goal(best.goal, _KEY), best.step, best.value
+    goal, step, best_value = parse_goal(best.goal, _KEY), best.step, best.value
     if meta.get('unevaluated'):
         for line in run_folder.read_metrics(directory.parent):
             result = line.get(goal.metric)
-            if line['step'] == newest and result is not None and goal.is_better(result, value):
-                step, value = newest, result
+            if line['step'] == newest and result is not None and goal.is_better(result, best_value):
+                step, best_value = newest, result
     if step is None:
         raise UserError(
-            f'{directory} has no best step yet (finished steps: {steps}): none has {goal.metric}'
+            f'{directory} has no best step yet (finished steps: {steps}): '
+            f'{goal.metric} was not evaluated'
         )
     return step

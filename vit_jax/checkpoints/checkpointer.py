@@ -37,18 +37,18 @@ _log = logging.getLogger(__name__)
 
 
 class Checkpointer:
-    """Saves and restores the steps of one run; every process of the run makes one.
+    """Checkpointer of one run; every process of the run makes one.
 
     The caller must hold the workdir's lock, since leftovers of killed runs are removed.
 
     Args:
-      directory: Has one folder a step; made by the first save.
+      directory: Folder with a subfolder for each step; created by the first save.
       keep: `config.checkpoint`.
-      to_steps: Turns a duration into steps of the run.
+      to_steps: Function that converts a duration to steps of the run.
 
     Attributes:
-      is_lost: Whether the last save was deleted while it was written, so that another is due at
-        once. In a job of several processes this is an error.
+      is_lost: Whether the last save was deleted while it was written, so that another is due
+        immediately. With several processes, this is an error.
       keep_steps: The steps of `keep.keep_steps`.
     """
 
@@ -87,8 +87,8 @@ class Checkpointer:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         # A save waits for all processes, and would wait forever for a lost one; Ctrl-C never waits.
-        lost = isinstance(error, Exception) and reports_lost_peer(error)
-        if not (lost or isinstance(error, KeyboardInterrupt)):
+        peer_lost = isinstance(error, Exception) and reports_lost_peer(error)
+        if not (peer_lost or isinstance(error, KeyboardInterrupt)):
             self.close()
 
     def steps(self) -> list[int]:
@@ -98,10 +98,10 @@ class Checkpointer:
     def save(self, step: int, state: PyTree, meta: dict[str, Any]) -> None:
         """Start writing a step; return once the arrays are copied from the devices.
 
-        Waits for the previous save, which may be lost. An existing step is left alone.
+        Waits for the previous save, which may be lost. An existing step is not changed.
 
         Args:
-          step: The directory's name.
+          step: Step, which becomes the directory's name.
           state: A dataclass or dict of pytrees of arrays; `load_variables` reads its `params`,
             `collections` and `ema`.
           meta: JSON values; records the best step, see `best`.
@@ -180,7 +180,7 @@ class Checkpointer:
         Args:
           target: The state with a sharded `jax.ShapeDtypeStruct` for each array; the run that
             saved it may have had another device layout.
-          strict: Raise if a newer step is damaged, instead of restoring an older one.
+          strict: Whether to raise if a newer step is damaged, instead of restoring an older one.
           check: Called with the step's `meta` before its arrays are read; may raise.
 
         Returns:
@@ -286,7 +286,7 @@ def load_variables(
 
     Args:
       directory: A run's `checkpoints`; not changed.
-      step: The step to read, or 'best'; by default the newest intact one.
+      step: Step to read, or 'best'; by default the newest intact one.
 
     Returns:
       The step, `{'params': ..., other collections}` and the `meta` given to `save`.
@@ -322,15 +322,19 @@ def load_mean(
     step, variables, meta = load_variables(directory, step)
     if count == 1:
         return step, variables, meta
-    steps = [saved for saved in run_folder.finished_steps(directory) if saved <= step][-count:]
+    steps = [
+        variables_of_step
+        for variables_of_step in run_folder.finished_steps(directory)
+        if variables_of_step <= step
+    ][-count:]
     if not 1 <= count <= len(steps):
         raise UserError(
             f'average of {count} checkpoints: {directory} has {len(steps)} up to step {step} '
             f'({", ".join(map(str, steps))}); train with a larger config.checkpoint.keep_last'
         )
-    for other in steps[:-1]:
-        added = load_variables(directory, other)[1]
-        variables = jax.tree.map(np.add, variables, added)
+    for averaged_step in steps[:-1]:
+        total = load_variables(directory, averaged_step)[1]
+        variables = jax.tree.map(np.add, variables, total)
     return step, jax.tree.map(lambda x: x / np.asarray(count, x.dtype), variables), meta
 
 
@@ -349,15 +353,15 @@ def _require_intact(directory: Path, step: int, items: tuple[str, ...] = ()) -> 
 def _damage(directory: Path, damaged: dict[int, run_folder.Damaged]) -> UserError:
     if not damaged:
         return UserError(f'no finished checkpoint in {directory}')
-    listed = '; '.join(f'step {step}: {fault}' for step, fault in damaged.items())
+    reasons = '; '.join(f'step {step}: {fault}' for step, fault in damaged.items())
     return UserError(
-        f'damaged checkpoint in {directory}: {listed}. Restore the files, delete these '
+        f'damaged checkpoint in {directory}: {reasons}. Restore the files, delete these '
         'directories to go on without them, or start over by train --restart'
     )
 
 
 class FolderHandle:
-    """A local folder, held open to detect its deletion even if it was made again."""
+    """Local folder, kept open to detect its deletion even if it was created again."""
 
     def __init__(self, folder: Path):
         self._folder, self._file = folder, os.open(folder, os.O_RDONLY)
@@ -383,10 +387,10 @@ def disk_reason(error: BaseException | None) -> str | None:
 
 
 def silence_late_requests() -> None:
-    """Silence Orbax about a failed save or read, whose exception is raised here.
+    """Silence Orbax's logs of a failed save or read, whose exception is raised here.
 
-    Orbax logs it with a traceback at every layer, several hundred lines. Other requests for arrays
-    end later, when nobody waits for them, and each would print another traceback.
+    Orbax logs a traceback at every layer, several hundred lines. Other requests for arrays end
+    later, and each would print another traceback.
     """
     previous = sys.unraisablehook
     if getattr(previous, 'func', None) is not _report_unraisable:

@@ -1,4 +1,4 @@
-"""The items of a saved step: writing a state as items, and reading all or some of them.
+"""Items of a saved step: write a state as items, and read all or some of them.
 
 `variables` has the variables for inference, `training` the optimizer state and the rest, `meta`
 JSON.
@@ -41,7 +41,7 @@ _NOT_SAVED = ('frozen',)  # of other checkpoints
 
 
 def handler() -> ocp.CompositeCheckpointHandler:
-    """Orbax's handler for the items of a step."""
+    """Make Orbax's handler for the items of a step."""
     import orbax.checkpoint as ocp
 
     # Compressing makes trained weights 6 % smaller, and takes half of the CPU time of a save.
@@ -52,7 +52,7 @@ def handler() -> ocp.CompositeCheckpointHandler:
 
 
 def save_args(state: PyTree, meta: dict[str, Any]) -> ocp.args.Composite:
-    """Return the items for Orbax to write."""
+    """Make the items for Orbax to write."""
     import orbax.checkpoint as ocp
 
     items = {name: ocp.args.PyTreeSave(tree) for name, tree in _split(state).items()}
@@ -66,22 +66,22 @@ def read(directory: Path, target: PyTree) -> tuple[PyTree, dict[str, Any]]:
       UserError: names arrays that are missing, unknown, or of another shape or dtype, with both;
         or if they cannot be read.
     """
-    wanted = _split(target)
+    target_items = _split(target)
     with _reader(directory) as reader:
         require_fit(
             _arrays(_read_shapes(reader, directory)),
-            _arrays(wanted),
+            _arrays(target_items),
             f'the checkpoint {directory} does not fit this config',
             dtypes=True,
             first='params/',
             advice='. Use the config that it was trained with, or another --workdir',
         )
-        restored = reader.restore(directory, args=_restore_args(wanted))
-    return _join(target, {name: restored[name] for name in wanted}), restored[META]
+        items = reader.restore(directory, args=_restore_args(target_items))
+    return _join(target, {name: items[name] for name in target_items}), items[META]
 
 
 def shapes(state: PyTree) -> Items:
-    """Shapes and dtypes of the arrays of a state, by item."""
+    """Return shapes and dtypes of a state's arrays, by item."""
     return _split(jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state))
 
 
@@ -124,9 +124,9 @@ def read_variables(directory: Path) -> tuple[dict[str, PyTree], dict[str, Any]]:
     with _reader(directory) as reader:
         stored = _read_shapes(reader, directory)[VARIABLES]
         params = 'ema' if stored.get('ema') is not None else 'params'
-        wanted = {name: stored[name] for name in (params, 'collections') if stored.get(name)}
-        _require_memory(directory, wanted)
-        arrays = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), wanted)
+        names = {name: stored[name] for name in (params, 'collections') if stored.get(name)}
+        _require_memory(directory, names)
+        arrays = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), names)
         restored = reader.restore(directory, args=_restore_args({VARIABLES: arrays}))
     variables = restored[VARIABLES]
     return {'params': variables[params], **variables.get('collections', {})}, restored[META]
@@ -134,7 +134,7 @@ def read_variables(directory: Path) -> tuple[dict[str, PyTree], dict[str, Any]]:
 
 @contextlib.contextmanager
 def _reader(directory: Path) -> Iterator[ocp.Checkpointer]:
-    """Orbax's reader of a step; its errors become one line."""
+    """Open Orbax's reader of a step; report its errors in one line."""
     import orbax.checkpoint as ocp
 
     with ocp.Checkpointer(handler()) as reader, _convert_read_errors(directory):
@@ -152,11 +152,11 @@ def _convert_read_errors(directory: Path) -> Iterator[None]:
 
 def _require_memory(directory: Path, arrays: PyTree) -> None:
     leaves = jax.tree.leaves(arrays)
-    announced = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
-    if announced > (memory := os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')):
+    declared_bytes = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
+    if declared_bytes > (memory := os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')):
         raise UserError(
-            f'{directory} declares arrays of {announced / 2**30:,.0f} GiB, and this machine has '
-            f'{memory / 2**30:,.0f} GiB of memory: is this the right checkpoint?'
+            f'{directory} declares arrays of {declared_bytes / 2**30:,.0f} GiB, but this '
+            f'machine has {memory / 2**30:,.0f} GiB of memory: is this the right checkpoint?'
         )
 
 
@@ -214,16 +214,16 @@ def _arrays(items: Items) -> dict[str, Any]:
 
 
 class LiteralPath(gpath.PosixGPath):
-    """Path for Orbax whose `glob` treats `[*?` in the folder's own name literally.
+    """Path for Orbax whose `glob` treats `[*?` in the folder's name literally.
 
-    Orbax globs for the arrays that it has written; if it found none, it would commit without them.
+    Orbax globs for the arrays that it has written, and would commit without them if it found none.
     """
 
     def glob(self, pattern: str) -> Iterator[LiteralPath]:
         matches = [self]
         for part in pattern.split('/'):
-            inside = (path for folder in matches if folder.is_dir() for path in folder.iterdir())
-            matches = [path for path in inside if fnmatch.fnmatchcase(path.name, part)]
+            relative = (path for folder in matches if folder.is_dir() for path in folder.iterdir())
+            matches = [path for path in relative if fnmatch.fnmatchcase(path.name, part)]
         return iter(matches)
 
 

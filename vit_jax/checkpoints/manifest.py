@@ -1,8 +1,7 @@
-"""Integrity of saved steps: manifests, verification, pruning, and cleaning up after crashes.
+"""Integrity of saved steps: manifests, verification, pruning, and cleanup after crashes.
 
-The manifest of a step lists the XXH3 digest of every file, of 128 bits. It detects damage, not
-tampering, and is ten times as fast as sha256, which older manifests have. Plain files only: no JAX,
-no Orbax.
+A step's manifest lists the 128-bit XXH3 digest of every file. It detects damage, not tampering, and
+is ten times as fast as sha256, which older manifests use. Needs neither JAX nor Orbax.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def uncommitted_step(root: Path, step: int) -> Path:
 
 
 def _list_uncommitted(root: Path, prefix: str = '') -> Iterator[Path]:
-    """Folders of uncommitted steps whose names start with `prefix`.
+    """List folders of uncommitted steps whose names start with `prefix`.
 
     No glob: epath would treat the characters `[*?` in the run folder's name as a pattern.
     """
@@ -75,7 +74,7 @@ def verify(directory: Path, items: tuple[str, ...] = ()) -> None:
 
     Args:
       directory: Folder of one step, named by its number.
-      items: The subdirectories to verify; all if empty.
+      items: Subdirectories to verify; all if empty.
 
     Raises:
       Unfinished: if the manifest or the mark of Orbax's commit is missing.
@@ -98,7 +97,7 @@ def _verify_file(path: Path, name: str, entry: str) -> None:
     if not paths.is_remote(path) and not entry.endswith(f', {(size := path.stat().st_size)} bytes'):
         raise Damaged(f'{name} has changed since it was written: {size} bytes instead of {entry}')
     if (digest := entry.partition(' ')[0]) not in _DIGESTS:
-        raise Damaged(f'the digest of {name}, {digest!r}, is none of {", ".join(_DIGESTS)}')
+        raise Damaged(f'the digest of {name}, {digest!r}, is not one of {", ".join(_DIGESTS)}')
     if (fingerprint := _fingerprint(path, digest)) != entry:
         raise Damaged(f'{name} has changed since it was written: {fingerprint} instead of {entry}')
 
@@ -125,7 +124,7 @@ def newest_intact(root: Path, items: tuple[str, ...] = ()) -> tuple[int | None, 
 
 
 def prune(root: Path, keep_last: int, keep_every: int, retained: Collection[int | None]) -> None:
-    """Delete finished steps but the newest `keep_last`, multiples of `keep_every` and `retained`.
+    """Delete finished steps except the newest `keep_last`, multiples of `keep_every`, `retained`.
 
     Orbax's `CheckpointManager` cannot do this: it counts steps without regard to their manifests,
     deletes them in place, where a kill leaves half a step that looks finished, and does not
@@ -148,20 +147,19 @@ def _delete(directory: Path) -> None:
 def discard(root: Path, step: int) -> None:
     """Remove the files of a failed save; its threads or other processes may still be writing."""
     for attempt in range(_ATTEMPTS):
-        left = list(_list_uncommitted(root, f'{step}{_UNFINISHED}'))
-        if not left:
+        remaining = list(_list_uncommitted(root, f'{step}{_UNFINISHED}'))
+        if not remaining:
             return
         time.sleep(0.1 * attempt)
-        for path in left:
+        for path in remaining:
             with contextlib.suppress(OSError):
                 paths.remove(path)
 
 
 def remains(root: Path) -> list[str]:
-    """Folders of `root` that may be remains of saved steps, including those set aside.
+    """List folders of `root` that may be remains of saved steps, including `rejected/`.
 
-    An interrupted save to object storage leaves a folder named by its step; without either mark it
-    was never finished.
+    An interrupted save to object storage leaves a folder named by its step, which lacks both marks.
     """
     steps = [path for n in run_folder.step_numbers(root) if paths.files(path := root / str(n))]
     if paths.is_remote(root):
@@ -187,9 +185,9 @@ def clear_newer(root: Path, step: int | None) -> None:
 
 
 def set_all_aside(root: Path) -> Path:
-    """Move all steps, also those in `rejected/`, to a new folder in it, and return that.
+    """Move all steps, also from `rejected/`, to a new folder in `rejected/`; return that.
 
-    So a later start does not mistake them for remains of its own run.
+    So a later start does not mistake them for remains of its run.
     """
     number = 1
     while (aside := root / REJECTED / f'{_RESTART}{number}').is_dir():
@@ -210,11 +208,11 @@ def _list_rejected(root: Path) -> list[Path]:
 
 def _find_unused_path(path: Path) -> Path:
     """Return the path, with a number appended if it exists already."""
-    number, free = 1, path
-    while free.is_dir():
+    number, candidate = 1, path
+    while candidate.is_dir():
         number += 1
-        free = path.with_name(f'{path.name}-{number}')
-    return free
+        candidate = path.with_name(f'{path.name}-{number}')
+    return candidate
 
 
 def _move(path: Path, target: Path) -> None:

@@ -1,4 +1,4 @@
-"""Runs of adapters (`config.lora`): the checkpoint that they adapt, and complete models of them."""
+"""LoRA runs (`config.lora`): the checkpoint that adapters change, and the merged model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def read_base(
     params: PyTree,
     image_size: Size | None,
 ) -> PyTree:
-    """Return the parameters that the adapters of a run leave unchanged, from its checkpoint.
+    """Read from the checkpoint the parameters that a run's adapters leave unchanged.
 
     Args:
       imported: The checkpoint of `config.init.from`.
@@ -56,25 +56,25 @@ def read_base(
     base = adapters.split(adapted_params)[1]
     if missing := sorted(adapters.held - param_paths(base).keys()):
         raise UserError(
-            f'config.init.from={init.checkpoint}: lacks {missing[0]}, which would start anew '
-            'without being trained: name it in config.lora.train'
+            f'config.init.from={init.checkpoint}: lacks {missing[0]}, which would keep its random '
+            'initial values: name it in config.lora.train'
         )
     return base
 
 
 def base_digest(base: PyTree) -> str:
-    """Return the digest of such parameters that a run keeps."""
+    """Return the digest of base parameters that a run stores."""
     return weights_digest(base)[:32]
 
 
 def overlay(base: PyTree, trained: PyTree) -> PyTree:
-    """Return the union of two nested dicts of parameters."""
+    """Merge two nested dicts of parameters; `trained` overrides `base`."""
     flat = [traverse_util.flatten_dict(dict(tree), sep='/') for tree in (base, trained)]
     return traverse_util.unflatten_dict({**flat[0], **flat[1]}, sep='/')
 
 
 def complete(run: TrainedModel, imported: TrainedModel, meta: Mapping[str, Any]) -> TrainedModel:
-    """Return the complete model of a run of adapters, which are merged into their kernels.
+    """Merge a run's adapters into their kernels, and return the complete model.
 
     Args:
       run: Run with only the trained parameters.
@@ -105,6 +105,6 @@ def require_same(key: str, digest: str, saved: str | None) -> None:
     """Raise UserError if the checkpoint of a config's `key` is not the one of a saved run."""
     if saved != digest:
         raise UserError(
-            f'{key}: its weights are not those that the run was saved with: bring the file back, '
-            'or train in another --workdir'
+            f'{key}: its weights differ from those of the saved run: restore the file, or train in '
+            'another --workdir'
         )

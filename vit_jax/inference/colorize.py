@@ -25,7 +25,7 @@ class ColorizedPhoto:
 
     Attributes:
       photo: Photo as the last run of the chain sees it.
-      samples: Samples of the size of `photo.image`.
+      samples: Samples of the same size as `photo.image`.
       bits_per_dim: Bits per dimension of each sample's coarse colors.
     """
 
@@ -53,13 +53,13 @@ def colorizer(
 
     def colorize(path: str | pathlib.Path) -> ColorizedPhoto:
         photo = readers[0].read(path)
-        drawn = draw(photo.fields, photo.number)
-        samples = drawn['samples']
+        coarse_samples = draw(photo.fields, photo.number)
+        samples = coarse_samples['samples']
         for reader, upsample in zip(readers[1:], refine, strict=True):
             photo = reader.read(path)
             inputs = [{**photo.fields, 'coarse': sample} for sample in samples]
             samples = np.stack([upsample(coarse, photo.number)['image'] for coarse in inputs])
-        return ColorizedPhoto(photo, samples, drawn['bits_per_dim'])
+        return ColorizedPhoto(photo, samples, coarse_samples['bits_per_dim'])
 
     return colorize
 
@@ -67,21 +67,22 @@ def colorizer(
 def check_chain(core: TrainedModel, upsamplers: Sequence[TrainedModel]) -> None:
     """Raise UserError unless each run takes the output of the one before."""
     check_task(core, 'coltran', '--workdir')
-    before = core
+    previous = core
     for run in upsamplers:
         check_task(run, 'coltran_upsampler', '--upsampler')
-        assert before.image_size is not None
-        check_size(run, before.image_size, str(before.path))
-        before = run
+        assert previous.image_size is not None
+        check_size(run, previous.image_size, str(previous.path))
+        previous = run
 
 
 def check_size(run: TrainedModel, size: Sequence[int], maker: str) -> None:
     """Raise UserError unless an upsampler takes images of size `size`, [H W]."""
     assert run.image_size is not None
-    takes = tuple(side // run.task.factor for side in run.image_size)
-    if takes != tuple(size):
+    input_size = tuple(side // run.task.factor for side in run.image_size)
+    if input_size != tuple(size):
         raise UserError(
-            f'{run.path} takes images of {_pixels(takes)} pixels, but {maker} makes {_pixels(size)}'
+            f'{run.path} takes images of {_pixels(input_size)} pixels, but {maker} makes '
+            f'{_pixels(size)}'
         )
 
 
@@ -89,8 +90,8 @@ def check_task(run: TrainedModel, name: str, flag: str) -> None:
     """Raise UserError unless a run is of this task."""
     if run.settings.task.name != name:
         raise UserError(
-            f'{flag} {str(run.path)!r} is a run of the task {run.settings.task.name!r}, not of '
-            f'{name!r}: use predict for other runs'
+            f'{flag} {str(run.path)!r}: the run must have the task {name!r}, not '
+            f'{run.settings.task.name!r}; for other runs use predict'
         )
 
 

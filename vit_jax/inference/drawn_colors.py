@@ -1,7 +1,7 @@
 """Evaluation of the colors that a run of `coltran` samples, optionally with upsamplers.
 
-The colors are measured on the luminance of the images, as for `colorize` and by its metrics, so
-that one table can compare both. It is an evaluator of `coltran`:
+Colors are measured on the luminance of the images with the metrics of `colorize`, so that one table
+can compare both. It is an evaluator of `coltran`:
 
     evaluate --workdir CORE --evaluator "vit_jax.inference.drawn_colors(upsamplers=('RUN', 'RUN'))"
 """
@@ -114,7 +114,7 @@ def upsampler(run: TrainedModel) -> Callable[[Images, Images], Images]:
 def _measure(
     truth: UInt8[Array, 'B H W 3'], sampled: UInt8[Array, 'B h w 3']
 ) -> tuple[UInt8[Array, 'B H W 3'], dict[str, Float[Array, ' B']]]:
-    """Put the colors on the images' luminance; return the result and its metrics."""
+    """Combine colors with the images' luminance; return the images and metrics."""
     rgb = truth / jnp.float32(255)
     gray = colors.to_bytes(colors.to_gray(rgb)) / jnp.float32(255)
     ab = colors.rgb_to_lab(sampled / jnp.float32(255))[..., 1:]

@@ -50,22 +50,22 @@ def embed(
 ) -> Features:
     """Compute features of images, read like the model's evaluation images, or of texts.
 
-        found = vit_jax.embed('hf://facebook/dinov2-small', files, features=['class', 'patches'])
-        found['patches'].shape  # [images, patches, width]
+        features = vit_jax.embed('hf://facebook/dinov2-small', files, features=['class', 'patches'])
+        features['patches'].shape  # [images, patches, width]
 
     Args:
-      path: A run folder, or a checkpoint as for `vit_jax.load`. Of a masked autoencoder and the
-        like it is the encoder that makes features.
+      path: Run folder or checkpoint, see `vit_jax.load`. Of a masked autoencoder or similar model,
+        only the encoder is used.
       images: One image or several, see `vit_jax.predict`.
-      texts: Instead of images one text or several, for a CLIP or SigLIP.
+      texts: One text or several instead of images, for CLIP or SigLIP.
       features: 'embedding', the head's input, or the vector that a CLIP or SigLIP compares;
         'class', the class token; 'mean', the mean of the patches; 'patches', each of them; or
         several.
-      layers: Whose tokens 'class', 'mean' and 'patches' are: 0 is the embedding of the patches, 1
-        the first block's output, -1 the last one's.
+      layers: Layers of 'class', 'mean' and 'patches': 0 for the embedded patches, 1 for the first
+        block's output, -1 for the last block's.
       normalized: Whether tokens go through the model's final norm.
-      image_size: Crop and resize to this height and width instead of the model's own.
-      batch_size: Images that are computed at once, on all devices together.
+      image_size: Height and width to crop and resize to, instead of the model's.
+      batch_size: Number of images per batch, over all devices.
       **options: Further keywords of `inference.load.open_model`, such as `step`.
 
     Returns:
@@ -74,7 +74,7 @@ def embed(
       number of a layer is appended, as in 'class_9', unless only the last one is asked for.
 
     Raises:
-      UserError: if the model or an image cannot be read, or the model has no such features.
+      UserError: if the model or an image cannot be read, or the model lacks these features.
     """
     if (images is None) == (texts is None):
         raise UserError('give either images or texts')
@@ -82,12 +82,12 @@ def embed(
     compile_cache.enable_for_python()
     trained = open_for_features(path, image_size, **options)
     content: Any = images if texts is None else texts
-    single = isinstance(content, str | os.PathLike | PIL.Image.Image | np.ndarray)
-    some = [content] if single else list(content)
+    is_single = isinstance(content, str | os.PathLike | PIL.Image.Image | np.ndarray)
+    entries = [content] if is_single else list(content)
     inputs = (
-        TextInputs(trained, some)
+        TextInputs(trained, entries)
         if texts is not None
-        else ImageInputs.from_images(trained, some, image_size)
+        else ImageInputs.from_images(trained, entries, image_size)
     )
     wanted = Wanted(
         (features,) if isinstance(features, str) else tuple(features),
@@ -97,7 +97,7 @@ def embed(
     rows = Embedder(trained, inputs, wanted, batch_size).rows(range(len(inputs)))
     if rows.left_out:
         raise next(iter(rows.left_out.values()))
-    return {name: x[0] for name, x in rows.features.items()} if single else rows.features
+    return {name: x[0] for name, x in rows.features.items()} if is_single else rows.features
 
 
 def open_for_features(path: Path, image_size: Size | None = None, **options: Any) -> TrainedModel:
@@ -155,7 +155,7 @@ class TextInputs:
         return len(self.names)
 
     def read(self, number: int) -> tuple[int, Fields]:
-        """Return the number and the ids of a text; UserError for an empty one."""
+        """Return the number and ids of a text; raise UserError if it is empty."""
         return number, {self._field: self._encode(self._field, self.names[number])}
 
 
@@ -191,11 +191,11 @@ class Embedder:
         batch_size: int,
     ):
         if not len(inputs):
-            raise UserError('there is nothing to embed')
+            raise UserError('no images or texts to embed')
         if jax.process_count() > 1:
             raise UserError(
-                'features are computed by one process, with all of its devices: give each process '
-                'of a job its own images and --out'
+                'embed runs in a single process, on all of its devices: give each process of a job '
+                'separate images and --out'
             )
         if isinstance(inputs, TextInputs) and wanted.kinds != (EMBEDDING,):
             raise UserError("texts have only the feature 'embedding'")
@@ -207,7 +207,7 @@ class Embedder:
         self._step = self._layout.compile_eval(self._compute)
 
     def describe(self) -> dict[str, Any]:
-        """What determines the features, as JSON values."""
+        """Describe what determines the features, as JSON values."""
         leaves = map(np.asarray, jax.tree.leaves(self._trained.variables))
         return {
             'model': listing.digest_of(*leaves),
@@ -234,27 +234,27 @@ class Embedder:
         """
         read_rows: list[int] = []
         chunks: list[Features] = []
-        left_out: dict[int, UserError] = {}
+        errors: dict[int, UserError] = {}
         for chunk in self._read_ahead(numbers):
-            read = {i: x for i, x in chunk.items() if not isinstance(x, UserError)}
-            left_out |= {i: x for i, x in chunk.items() if isinstance(x, UserError)}
-            if read:
-                read_rows += read
-                chunks.append(self._embed(list(read.values())))
+            examples = {i: x for i, x in chunk.items() if not isinstance(x, UserError)}
+            errors |= {i: x for i, x in chunk.items() if isinstance(x, UserError)}
+            if examples:
+                read_rows += examples
+                chunks.append(self._embed(list(examples.values())))
             advance(len(chunk))
-        return Rows(read_rows, _concatenate(chunks), left_out)
+        return Rows(read_rows, _concatenate(chunks), errors)
 
     def row_bytes(self) -> int:
         """Return the bytes of one input's features; UserError if no input can be read."""
         count = len(self.inputs)
-        first = next(
+        example = next(
             (x for x in map(self._read, range(count)) if not isinstance(x, UserError)), None
         )
-        if first is None and count == 1:
+        if example is None and count == 1:
             self.inputs.read(0)
-        if first is None:
+        if example is None:
             raise UserError(f'none of the {count} {self.inputs.column}s can be read')
-        shapes = jax.eval_shape(self._compute, self._variables, self._batch([first]))
+        shapes = jax.eval_shape(self._compute, self._variables, self._batch([example]))
         return sum(x.size // self.batch_size * 4 for x in shapes.values())
 
     def _read(self, number: int) -> tuple[int, Fields] | UserError:
@@ -266,14 +266,14 @@ class Embedder:
     def _read_ahead(self, numbers: Sequence[int]) -> Iterator[dict[int, Any]]:
         """Yield batches of {number: arrays or error}, while threads read the next ones."""
         with futures.ThreadPoolExecutor(environment.available_cores()) as pool:
-            coming: collections.deque[dict[int, futures.Future[Any]]] = collections.deque()
+            pending: collections.deque[dict[int, futures.Future[Any]]] = collections.deque()
             for start in range(0, len(numbers), self.batch_size):
                 chunk = numbers[start : start + self.batch_size]
-                coming.append({i: pool.submit(self._read, i) for i in chunk})
-                if len(coming) > AHEAD:
-                    yield {i: future.result() for i, future in coming.popleft().items()}
-            while coming:
-                yield {i: future.result() for i, future in coming.popleft().items()}
+                pending.append({i: pool.submit(self._read, i) for i in chunk})
+                if len(pending) > AHEAD:
+                    yield {i: future.result() for i, future in pending.popleft().items()}
+            while pending:
+                yield {i: future.result() for i, future in pending.popleft().items()}
 
     def _embed(self, examples: Sequence[tuple[int, Fields]]) -> Features:
         """Compute features of up to `batch_size` examples, whose shapes may differ."""
@@ -324,7 +324,7 @@ class Embedder:
 
 
 def column_order(name: str) -> tuple[int, int]:
-    """Return the key by which features are sorted: kind and number of the layer."""
+    """Return the sort key of a feature: its kind and layer number."""
     kind, _, layer = name.partition('_')
     return KINDS.index(kind), int(layer or 0)
 
@@ -335,8 +335,8 @@ def _concatenate(chunks: Sequence[Features]) -> Features:
     for name, first in chunks[0].items():
         if any(chunk[name].shape[1:] != first.shape[1:] for chunk in chunks):
             raise UserError(
-                f'{name}: the images have different numbers of patches, which form no array: give '
-                'an image size'
+                f'{name}: the images have different numbers of patches, which cannot form one '
+                'array: give an image size'
             )
-    names = sorted(chunks[0], key=column_order)  # JAX sorts them as texts
+    names = sorted(chunks[0], key=column_order)  # JAX sorts them as strings
     return {name: np.concatenate([chunk[name] for chunk in chunks]) for name in names}

@@ -67,9 +67,9 @@ class ExampleSet:
 
     def batch_of_first(self) -> Batch:
         """Return a batch with only the first example, at its size."""
-        number, fields = next(iter(self.fields().items()))
+        index, fields = next(iter(self.fields().items()))
         example = {name: fields[name] for name in self.data.spec}
-        return batch_of_one(example, number, self.data.plan.slots)
+        return batch_of_one(example, index, self.data.plan.slots)
 
     def _numbers(self) -> list[int]:
         members = self.data.plan.members
@@ -144,22 +144,22 @@ def augment(task: Task, batch: Batch) -> Batch:
 def model_images(task: Task, batch: Batch) -> np.ndarray | None:
     """Return the model's input images of a batch, uint8 [B H W C]; None if it has none.
 
-    The task's normalization is measured on black and white images, and inverted. Images of patch
+    The task's normalization, measured on black and white images, is inverted. Images from patch
     sequences are padded with white.
     """
     if 'patches' in batch:
         return _pad_to_largest(list(map(join_patches, batch['patches'], batch['grid'])))
     if 'image' not in batch:
         return None
-    pixels, first = batch['image'], jax.jit(lambda whole: task.inputs(whole)[0])
-    got, low, high = (
-        np.asarray(first({**batch, 'image': image}), np.float64)
+    pixels, first_image = batch['image'], jax.jit(lambda whole: task.inputs(whole)[0])
+    model_input, low, high = (
+        np.asarray(first_image({**batch, 'image': image}), np.float64)
         for image in (pixels, *(np.full(pixels.shape, byte, np.uint8) for byte in (0, 255)))
     )
-    if got.shape != pixels.shape:  # the model takes no pixels
+    if model_input.shape != pixels.shape:  # the model takes no pixels
         return _to_bytes(pixels)
     scale = np.where(high == low, 1, high - low)
-    return np.round(np.clip((got - low) / scale, 0, 1) * 255).astype(np.uint8)
+    return np.round(np.clip((model_input - low) / scale, 0, 1) * 255).astype(np.uint8)
 
 
 def _pad_to_largest(images: list[np.ndarray]) -> np.ndarray:

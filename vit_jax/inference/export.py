@@ -60,10 +60,10 @@ def export(
 
     Args:
       path: A run folder, or a checkpoint as for `vit_jax.load`.
-      folder: Output folder; it must not exist.
+      folder: Output folder, which must not exist.
       image_size: Height and width of images instead of the model's own.
-      int8: Store kernels as int8 with a scale for each output; they are computed with as before.
-      platforms: That the program runs on.
+      int8: Whether to store kernels as int8 with a scale for each output; computation stays float.
+      platforms: Platforms that the program runs on.
       **options: Further keywords of `inference.load.open_model`, such as `step`.
 
     Raises:
@@ -95,7 +95,7 @@ def export(
 
 
 def require_extra() -> None:
-    """Raise UserError if the package is missing by which JAX stores programs."""
+    """Raise UserError if the package that stores JAX programs is missing."""
     if not extras.is_installed('export'):
         raise extras.missing_error('the form of an exported program', 'export')
 
@@ -124,8 +124,8 @@ def example_of(trained: TrainedModel, image_size: Size | None = None) -> dict[st
     shapes = [{name: x.shape for name, x in example.items()} for example in examples]
     if shapes.count(shapes[0]) < len(shapes):
         raise UserError(
-            f'{trained.source}: it takes images of any shape, but a program has one: give '
-            '--image-size, to which images are cropped and resized'
+            f'{trained.source}: it takes images of any shape, but a program only one: give '
+            '--image-size to crop and resize to'
         )
     return examples[0]
 
@@ -138,15 +138,14 @@ def exported_program(
 ) -> jax.export.Exported:
     """Return the program (weights, batch) -> predictions, for a batch of any number of rows.
 
-    Each row is computed by itself, so that the model's code never sees the size of the batch.
-    Where a task draws random numbers, the batch has a number for each row, INDEX, on which they
-    depend as in `predict`.
+    Each row is computed separately, so that the model's code never sees the batch size. If a task
+    draws random numbers, they depend on a number for each row, INDEX, as in `predict`.
 
     Args:
       trained: The model.
       weights: Arrays by name, some of them perhaps `quantize`.
       example: Arrays of one row.
-      platforms: That the program runs on.
+      platforms: Platforms that the program runs on.
     """
     model_fields = fields(trained.model)
     model = trained.model.clone(attention='xla') if 'attention' in model_fields else trained.model
@@ -198,7 +197,7 @@ def quantize(weights: Mapping[str, np.ndarray]) -> Weights:
 
 
 def dequantize(weights: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the inverse of `quantize`, up to rounding."""
+    """Invert `quantize`, up to rounding."""
     return {
         name: x if (scale := weights.get(f'{name}{SCALE}')) is None else x.astype('float32') * scale
         for name, x in weights.items()
@@ -272,7 +271,7 @@ class ExportedModel:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """One for each class; empty if unknown."""
+        """Return a name for each class; empty if unknown."""
         return tuple(self.about['class_names'])
 
     def __call__(self, **batch: Any) -> dict[str, jax.Array]:
@@ -315,7 +314,7 @@ def load_exported(folder: Path) -> ExportedModel:
     require_extra()
     place = pathlib.Path(paths.absolute(folder))
     if missing := [name for name in (PROGRAM, WEIGHTS, ABOUT) if not (place / name).is_file()]:
-        raise UserError(f'{folder}: no exported model: it has no {missing[0]}')
+        raise UserError(f'{folder}: not an exported model: {missing[0]} is missing')
     try:
         about = json.loads((place / ABOUT).read_text())
         program = jax.export.deserialize(bytearray((place / PROGRAM).read_bytes()))

@@ -1,7 +1,7 @@
 """Files of features, as Parquet or npz, on a disk or in object storage.
 
-A file is written in parts, kept in its folder until the last one is done. So a command that was
-killed goes on where it stopped, and ends with the same file, which lists what its features show.
+A file is written in parts, which stay in a folder until the last one is done. So a command that
+was killed continues where it stopped, and produces the same file, which describes its features.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _read_omitted(file: pathlib.Path, plan: Mapping[str, Any]) -> dict[str, str]
             return None
         written_plan = _read_plan(file)
     if not written_plan:
-        raise UserError(f'{file} exists and is not of this command: write to another file')
+        raise UserError(f'{file} exists and was not written by this command: write to another file')
     if changed := [name for name in plan if written_plan.get(name) != plan[name]]:
         raise UserError(
             f'{file} holds other features (not the same {", ".join(changed)}): delete it, or '
@@ -100,7 +100,7 @@ def _read_omitted(file: pathlib.Path, plan: Mapping[str, Any]) -> dict[str, str]
 
 
 def _read_plan(file: str | os.PathLike[str]) -> dict[str, Any]:
-    """What `write` has written in a file about its features, see `Embedder.describe`.
+    """Read what `write` has stored about a file's features, see `Embedder.describe`.
 
     Returns:
       JSON values by name; none for a file of another program.
@@ -143,7 +143,7 @@ def _lock_parts(folder: pathlib.Path, file: pathlib.Path) -> Iterator[None]:
             owner = lock.describe(lock.holder(folder) or {})
             raise UserError(
                 f'{file} is being written by another process ({owner}): wait for it, or give each '
-                'process its own images and --out'
+                'process separate images and --out'
             ) from error
         yield
 

@@ -1,7 +1,7 @@
 """Completion of configs from the checkpoint of `config.init.from` and from the splits of the data.
 
-`config.model.name=None` means the checkpoint's model; other keys of `config.model` replace its own.
-With `config.init.into` it means this model, made of the checkpoint's ViT.
+`config.model.name=None` means the checkpoint's model, whose fields other keys of `config.model`
+replace; with `config.init.into`, it means this model, built on the checkpoint's ViT.
 In transforms, `{size}` and `{method}` are the checkpoint's image size and resampling,
 `{transforms}` for its evaluation transforms, and `{alpha}` for `drop_alpha|` if these contain it.
 If `config.data.split` and the splits of `config.evals` are None, evaluation uses a validation
@@ -30,7 +30,7 @@ from vit_jax.data.transforms import parse_transforms, without_annotations
 from vit_jax.errors import UserError
 from vit_jax.interop.trained import TrainedModel, pixel_scale
 
-# Readers of checkpoints are imported only where a config follows one, as most follow none.
+# Readers of checkpoints are imported only if a config follows a checkpoint, which few do.
 VALIDATION = ('validation', 'valid', 'val', 'dev', 'test')  # in order of preference
 HELD_OUT = ('train[:80% per class]', 'train[80%: per class]')
 HELD_OUT_OF_ALL = ('train[:80%]', 'train[80%:]')  # where images have several classes or objects
@@ -47,7 +47,7 @@ class CompletedConfig:
     """A config without open keys.
 
     Attributes:
-      config: Checked.
+      config: Checked config.
       checkpoint: Checkpoint of `config.init.from`, if it was read.
       notes: One line for each choice.
     """
@@ -63,8 +63,8 @@ def complete(
     """Complete a config from its checkpoint and its data.
 
     Args:
-      config: Is not changed.
-      stored: The completed config of the run to resume.
+      config: Config, which is not changed.
+      stored: Completed config of the run to resume.
       allowed: The user's modules that the config of the checkpoint's run may name.
 
     Raises:
@@ -125,7 +125,7 @@ def _from_files(config: ConfigDict, allowed: Sequence[str]) -> CompletedConfig:
         if any(not key_path.endswith('.split') for key_path in _open_keys(config)):
             if not (path := init_path(section(config, Init))):
                 raise UserError(
-                    'config.init.from is empty, but config.model comes from it: name a checkpoint'
+                    'config.init.from is empty, but config.model depends on it: name a checkpoint'
                 )
             try:
                 checkpoint = load.read(path, allowed=allowed)
@@ -214,7 +214,7 @@ def _follow_into(
     config.model = {**overrides, **new_head}
     cls = objects.model_class(into)
     if not issubclass(cls, old):
-        raise UserError(f'config.init.into={into}: it cannot be made of a {name}')
+        raise UserError(f'config.init.into={into}: cannot be built from a {name}')
     inherited = objects.merge_fields(name, part.model_config)
     inherited = {key: value for key, value in inherited.items() if key in class_keys(cls)}
     config.model = objects.merge_fields(into, inherited, overrides, new_head)
@@ -229,7 +229,7 @@ def _follow_into(
 
 
 def _normalize_as(config: ConfigDict, task: Mapping[str, Any]) -> None:
-    """Normalize images as the checkpoint's task does, unless the config has its own way."""
+    """Normalize images like the checkpoint's task, unless the config does so differently."""
     if {'mean', 'std', 'value_range'}.isdisjoint(config.task.keys()):
         config.task.update({key: task[key] for key in ('mean', 'std') if task.get(key)})
 
@@ -280,8 +280,10 @@ def _choose_splits(config: ConfigDict) -> Iterator[str]:
     entries = [entry for entry in config.evals.values() if entry.get('split') is None]
     if 'data' not in keys or len(entries) < len(config.evals):
         raise UserError(f'config.{keys[0]}.split: name it too, as another split is named')
-    if other := [entry.source for entry in entries if entry.source != source]:
-        raise UserError(f'config.evals: name the split of {other[0]}, and config.data.split')
+    if keys_with_split := [entry.source for entry in entries if entry.source != source]:
+        raise UserError(
+            f'config.evals: name the split of {keys_with_split[0]}, and config.data.split'
+        )
     try:
         train, held_out = source_splits(source)
     except UserError as error:

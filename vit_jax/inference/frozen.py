@@ -1,8 +1,8 @@
-"""Variables that a run reads and never trains: a teacher, or what adapters adapt.
+"""Variables that a run reads and never trains, such as a teacher's or the base of adapters.
 
-A task names their checkpoints (`Task.frozen`), which are read as by `vit_jax.load`. Their variables
-are part of a run's state without being saved: a checkpoint of the run keeps their digest, and a run
-resumes only with the same ones.
+A task names their checkpoints (`Task.frozen`), which are read like those of `vit_jax.load`. Their
+variables are part of a run's state but are not saved: a checkpoint stores only their digest, and a
+run resumes only with the same variables.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Frozen:
     """Frozen models of a task, and parameters of the run that are never trained.
 
     Attributes:
-      task: That calls them.
+      task: Task that calls them.
       variables: Numpy arrays of each model by its name.
       digests: Digests of the variables.
       class_names: Classes of each model's outputs; empty if unknown.
@@ -53,7 +53,7 @@ class Frozen:
         return dataclasses.replace(state, params=params, frozen=arrays['frozen'] or None)
 
     def with_base(self, base: PyTree) -> Frozen:
-        """These, and the parameters that the adapters of the run leave unchanged."""
+        """Add the parameters that the run's adapters leave unchanged."""
         return dataclasses.replace(
             self, base=base, digests={**self.digests, BASE: base_digest(base)}
         )
@@ -92,7 +92,7 @@ def attach(task: Task, allowed: Sequence[str] = ()) -> Frozen:
     """
     if not (named := task.frozen):
         return Frozen(task)
-    from vit_jax.inference import load  # here, as most tasks have none
+    from vit_jax.inference import load  # imported here, since few tasks need it
 
     models, variables, names = {}, {}, {}
     for name, path in named.items():
@@ -105,7 +105,7 @@ def attach(task: Task, allowed: Sequence[str] = ()) -> Frozen:
             span = getattr(trained.task, 'value_range', None)
             if not trained.takes_images or (span is None and trained.task.normalization is None):
                 raise UserError(
-                    f'a {trained.settings.model.name} of this task takes no plain images'
+                    f'a {trained.settings.model.name} of this task does not take plain images'
                 )
         except UserError as error:
             raise UserError(f'config.task.{name}={path}: {error}') from error

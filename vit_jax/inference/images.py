@@ -1,4 +1,4 @@
-"""Image files as inputs of a model, read the way it reads its evaluation data."""
+"""Image files as inputs of a model, read like its evaluation data."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ Image = str | os.PathLike[str] | PIL.Image.Image | np.ndarray  # a file's path, 
 
 
 def list_images(names: Iterable[str]) -> list[str]:
-    """List the image files that words name.
+    """List the image files of names and patterns.
 
     Args:
-      names: Files, which need not exist; folders, read with their subfolders; and patterns such as
-        'photos/**/*.jpg', in which `*` is any name and `**` any folders.
+      names: Files, which need not exist; folders, searched recursively; and patterns such as
+        'photos/**/*.jpg', where `*` matches a name and `**` any folders.
 
     Raises:
       UserError: for a folder or pattern without an image.
@@ -62,7 +62,7 @@ def list_images(names: Iterable[str]) -> list[str]:
         if left_out := len(named) - (len(files) - count):
             first = next(name for name in named if not is_image(name))
             log.warning(
-                '%s: %d files left out that are not %s, such as %s',
+                '%s: ignored %d files that are not %s, such as %s',
                 *(word, left_out, ', '.join(IMAGES), pathlib.Path(first).name),
             )
     return files
@@ -70,7 +70,7 @@ def list_images(names: Iterable[str]) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class PhotoReader:
-    """Reads image files the way a run reads its evaluation data.
+    """Reader of image files that prepares them like a run's evaluation data.
 
     Attributes:
       transforms: Transforms of the first evaluation.
@@ -161,8 +161,8 @@ class Input(NamedTuple):
 
     Attributes:
       name: Name of the file or the record.
-      image: Itself, or a function that reads it and raises UserError if it cannot.
-      label: Its class; None if it has none.
+      image: Image, or a function that reads it or raises UserError.
+      label: Class; None if unknown.
     """
 
     name: str
@@ -176,9 +176,9 @@ class ImageInputs:
     Attributes:
       names: Names of files and records.
       labels: int64, if all have a class; else None.
-      column: The word for an input in tables.
-      predicted: The name of its embedding among a task's predictions.
-      contents: Digests of what the names refer to: the sizes of files, and what sources list.
+      column: Word for an input in tables.
+      predicted: Name of the embedding among a task's predictions.
+      contents: Digests of file sizes and of the sources' listings.
     """
 
     column, predicted = 'image', 'features'
@@ -215,7 +215,7 @@ class ImageInputs:
     def from_words(
         cls, trained: TrainedModel, names: Iterable[str], split: str, size: Size | None
     ) -> ImageInputs:
-        """Return the images that a user names, one after the other.
+        """Collect the images that a user names, in order.
 
         Args:
           trained: The model.
@@ -241,19 +241,19 @@ class ImageInputs:
         return cls(trained, inputs, size, contents)
 
     def photo(self, number: int) -> Photo:
-        """Return an image as the model sees it; UserError if it cannot be read."""
+        """Return an image as the model sees it; raise UserError if it cannot be read."""
         entry = self._inputs[number]
         image = entry.image() if callable(entry.image) else entry.image
         return self._reader.read(image, self._size, entry.name)
 
     def read(self, number: int) -> tuple[int, Mapping[str, np.ndarray]]:
-        """Return the number for random draws and the arrays of an image; errors as `photo`."""
+        """Return the number for random draws and an image's arrays; errors like `photo`."""
         photo = self.photo(number)
         return photo.number, photo.fields
 
 
 def source_name(word: str) -> str | None:
-    """Return the source that a word names; None for a file, a folder or a pattern."""
+    """Return the source named by an argument; None for a file, a folder or a pattern."""
     if os.path.exists(word):
         return f'tar:{word}' if word.lower().endswith('.tar') else None
     match = re.match(r'([a-z_][\w.]*)(:(?!//)|$)', word)
@@ -277,7 +277,7 @@ def _load(source: sources.Subset, index: int) -> np.ndarray:
     except BrokenRecord as error:
         raise UserError(f'cannot read {error}') from error
     if 'image' not in record:
-        raise UserError(f'{source.title}: its records have no image, but {", ".join(record)}')
+        raise UserError(f'{source.title}: records lack an image; they have {", ".join(record)}')
     return np.asarray(record['image'])
 
 
@@ -299,8 +299,8 @@ def takes_any_size(transforms: Transforms, shape: tuple[int, int, int]) -> bool:
     """
 
     def see(height: int, width: int) -> Photo:
-        record = {'image': np.zeros((height, width, shape[2]), np.uint8)}
-        return make_photo(record, pathlib.Path(), lambda r: transforms(r, example_rng(0, 0)))
+        x = {'image': np.zeros((height, width, shape[2]), np.uint8)}
+        return make_photo(x, pathlib.Path(), lambda r: transforms(r, example_rng(0, 0)))
 
     unscaled, other = see(*shape[:2]), see(2 * shape[0], 3 * shape[1])
     if unscaled.affine is None or other.affine is None or unscaled.image.shape != other.image.shape:
@@ -381,7 +381,7 @@ def resize_within(record: Record, size: tuple[int, int]) -> Record:
 
 
 def crop_and_resize(record: Record, size: tuple[int, int]) -> Record:
-    """Crop the middle of an image to the aspect ratio of `size`, and resizes that to `size`."""
+    """Crop the middle of an image to the aspect ratio of `size`, and resize it to `size`."""
     height, width = record['image'].shape[:2]
     scale = min(height / size[0], width / size[1])
     crop = max(1, round(size[0] * scale)), max(1, round(size[1] * scale))

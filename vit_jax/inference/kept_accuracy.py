@@ -1,7 +1,7 @@
 """Accuracy of a classifier of color images on colorized images.
 
-Zhang et al., 2016, arXiv:1603.08511, section 3.1, beside its accuracy on the gray and the original
-images. It is an evaluator of the task `colorize`, and of `image_to_image`, by its first samples:
+Zhang et al., 2016, arXiv:1603.08511, section 3.1; also its accuracy on gray and original images.
+It is an evaluator of the tasks `colorize` and `image_to_image`, whose first samples it uses:
 
     evaluate --workdir COLORIZER --evaluator "vit_jax.inference.kept_accuracy(classifier='RUN')"
 """
@@ -81,8 +81,8 @@ class Evaluator(base.Evaluator):
         for kind, image in zip(KINDS, images, strict=True):
             probs = self._model.predict(image)['probs']
             self._finite &= bool(np.isfinite(probs).all())
-            right = label[:, None] == np.arange(probs.shape[1])
-            self._right[kind] += int((base.ranks(probs, right) == 0).sum())
+            correct = label[:, None] == np.arange(probs.shape[1])
+            self._right[kind] += int((base.ranks(probs, correct) == 0).sum())
         self._seen += len(label)
 
     def result(self) -> dict[str, float]:
@@ -103,5 +103,5 @@ def stack_images(
     """Return the images of a source with these numbers; UserError if their sizes differ."""
     images = [np.asarray(source[i]['image']) for i in index.tolist()]
     if len({image.shape for image in images}) > 1:
-        raise UserError('colors are measured on images of one size, but these differ')
+        raise UserError('colors can be measured only on images of the same size')
     return np.stack(images)

@@ -94,7 +94,7 @@ def load(
     elif trained.task.normalization is not None:
         if mean is not None:
             raise UserError(
-                f'{path}: mean and std are not applied by a {stored.settings.model.name}: make its '
+                f'{path}: a {stored.settings.model.name} does not apply mean and std: make its '
                 'inputs by read(path, mean=..., std=...).task.inputs'
             )
         _log.warning('%s: %s', stored.source, own_normalization(stored))
@@ -195,7 +195,7 @@ def open_model(
       path, allowed: See `load`.
       image_size: Height and width of your images in pixels. Defaults to the model's own.
       step, average: See `read`.
-      stored: The result of `read`, if it was read before.
+      stored: Result of `read`, if it was called before.
 
     Raises:
       UserError: as `load`, or if the image size is unknown.
@@ -353,7 +353,7 @@ def _read_run(
     trained = trained.adapted(model=trained.model)  # with defaults of missing keywords
     if not section(config, Lora).rank:
         return trained
-    from vit_jax.inference import adapted  # here, as few runs have adapters
+    from vit_jax.inference import adapted  # imported here, since few runs have adapters
 
     if average > 1:
         raise UserError(

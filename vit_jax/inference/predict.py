@@ -98,7 +98,7 @@ def predict(
       path: A run folder, or a checkpoint as for `vit_jax.load`.
       files: One image or several: paths of JPEG, PNG or WebP files, Pillow's images, or arrays
         uint8 [H, W] or [H, W, C], all of any size.
-      image_size: Crop and resize to this height and width instead of the model's own.
+      image_size: Height and width to crop and resize to, instead of the model's.
       seed: Seed of random draws, which depend only on it and the image.
       flags: Values of the task's flags of the command `predict`, such as {'threshold': 0.3}, or
         {'texts': 'a cat; a dog'} for a CLIP.
@@ -173,7 +173,7 @@ def _task_flags(viz: Viz, values: Mapping[str, Any]) -> argparse.Namespace:
 
 
 def predictor(trained: TrainedModel, seed: int = 0) -> Callable[[Example, int], Arrays]:
-    """Return a compiled function (example, number) -> {name: array} for this example.
+    """Compile a function (example, number) -> {name: array} of predictions.
 
     The task's random draws depend only on the seed and the number. The function raises UserError if
     samples are not finite.
@@ -199,8 +199,8 @@ def require_finite(trained: TrainedModel, finite: Any) -> None:
     """Raise UserError unless all samples are `finite`, an array of truth values."""
     if not np.all(finite):
         raise UserError(
-            f'{trained.path}: samples hold NaN or infinite numbers, as of a model that has '
-            'diverged: take an earlier checkpoint by --step'
+            f'{trained.path}: samples contain NaN or infinite numbers, probably since the model '
+            'diverged: choose an earlier checkpoint by --step'
         )
 
 
@@ -255,7 +255,7 @@ def text_encoder(trained: TrainedModel) -> Callable[[str, str], np.ndarray] | No
     model has no vocabulary.
 
     Raises:
-      UserError: if the vocabulary ends texts otherwise than the model expects.
+      UserError: if the vocabulary ends texts differently than the model expects.
     """
     if trained.vocab is None:
         return None
@@ -278,7 +278,7 @@ def text_encoder(trained: TrainedModel) -> Callable[[str, str], np.ndarray] | No
 def predict_with_attention(
     run: TrainedModel, batch: Mapping[str, np.ndarray]
 ) -> tuple[dict[str, Any], list[AttentionMap]]:
-    """Return the model's outputs for a batch, and the attention maps of all its layers.
+    """Compute the model's outputs for a batch, and the attention maps of all layers.
 
     Raises:
       UserError: if the model has no attention.

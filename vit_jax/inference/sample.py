@@ -1,7 +1,7 @@
-"""New images by a trained model of the task `generate`, in one program for all steps.
+"""Samples of a trained model of the task `generate`, in one program for all steps.
 
-An image is a function of the model, the seed, its class and its number in the class alone. Other
-devices or batches change it by the rounding of their arithmetic.
+An image depends only on the model, the seed, its class and its number in the class; other devices
+or batch sizes change it only by rounding.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Samples(NamedTuple):
 
     Attributes:
       images: Images of B samples.
-      frames: The images that were predicted on the way to each.
+      frames: Intermediate predictions of each image.
       labels: Classes; -1 for none.
       numbers: Numbers of the images in their class.
     """
@@ -62,11 +62,11 @@ def sample(
     The task has the options of sampling; `trained.adapted(task=...)` changes them.
 
     Args:
-      trained: A run of the task `generate`, as of `inference.load.open_run`.
+      trained: Run of the task `generate`, from `inference.load.open_run`.
       classes: Numbers of classes; all of the model by default. -1 is for images of no class.
       count: Number of images of each class.
       seed: Seed of the noise.
-      frames: K, images predicted on the way that are returned too.
+      frames: K, number of intermediate predictions to return.
       batch_size: Rounded up to a multiple of the number of devices.
       devices: All by default.
 
@@ -78,9 +78,9 @@ def sample(
     classes = check_classes(classes, trained)
     check_guidance(classes, trained)
     if not 1 <= count <= MOST:
-        raise UserError(f'{count:,} images of a class: from 1 to {MOST:,} are possible')
+        raise UserError(f'{count:,} images of a class: must be from 1 to {MOST:,}')
     if frames >= trained.task.steps:
-        raise UserError(f'{frames} images on the way need more than {trained.task.steps} steps')
+        raise UserError(f'{frames} intermediate images need more than {trained.task.steps} steps')
     layout = sharding.make_layout(mesh.usable_devices() if devices is None else devices)
     labels = np.repeat(np.array(classes, np.int32), count)
     numbers = np.tile(np.arange(count, dtype=np.int32), len(classes))
@@ -93,11 +93,11 @@ def check_task(trained: TrainedModel) -> None:
     """Raise UserError for a run of another task."""
     if not isinstance(trained.task, Task):
         raise UserError(
-            f'{trained.path} is a run of the task {trained.settings.task.name!r}, which makes no '
-            "images: give a run of 'generate'"
+            f'{trained.path} is a run of the task {trained.settings.task.name!r}, which does not '
+            "make images: give a run of 'generate'"
         )
     if isinstance(trained.task, image_to_image.Task):
-        raise UserError(f'{trained.path} makes images of given ones: name their files to predict')
+        raise UserError(f'{trained.path} makes images from input images: use predict on files')
 
 
 def check_classes(classes: Sequence[int], trained: TrainedModel) -> Sequence[int]:
@@ -113,7 +113,7 @@ def check_classes(classes: Sequence[int], trained: TrainedModel) -> Sequence[int
 
 
 def check_guidance(classes: Sequence[int], trained: TrainedModel) -> None:
-    """Raise UserError if samples need the missing class and no training ever showed it."""
+    """Raise UserError if samples need the missing class and training never used it."""
     task = trained.task
     if (
         task.class_dropout
@@ -122,9 +122,9 @@ def check_guidance(classes: Sequence[int], trained: TrainedModel) -> None:
     ):
         return
     if task.guidance != 1 or NO_CLASS in classes:
-        what = f'guidance={task.guidance:g}' if task.guidance != 1 else 'an image of no class'
+        option = f'guidance={task.guidance:g}' if task.guidance != 1 else 'an image of no class'
         raise UserError(
-            f'{trained.path}: {what} needs what the model makes without a class, which it did not '
+            f'{trained.path}: {option} needs samples without a class, which the model did not '
             'learn (config.task.class_dropout=0): sample its classes with guidance 1'
         )
 
@@ -145,22 +145,22 @@ def _batches(
         apply = step.bind(trained.model, task, variables, batch, seed=seed)
         noise = task.noise(apply, rows, size)
         images = task.generate(apply, noise, batch['label'], frames)
-        shown = task.to_bytes(images.frames.reshape(-1, *size)).reshape(-1, rows, *size)
+        steps_shown = task.to_bytes(images.frames.reshape(-1, *size)).reshape(-1, rows, *size)
         finite = jnp.isfinite(images.images).all((1, 2, 3))
-        return task.to_bytes(images.images), jnp.moveaxis(shown, 0, 1), finite
+        return task.to_bytes(images.images), jnp.moveaxis(steps_shown, 0, 1), finite
 
     compiled = layout.compile_eval(generate)
     variables = layout.create(lambda given: given, trained.variables)
-    for first in range(0, len(labels), rows):
-        chosen = slice(first, first + rows)
+    for start in range(0, len(labels), rows):
+        chosen = slice(start, start + rows)
         real = len(labels[chosen])
         padded = {
             'label': np.resize(labels[chosen], rows),
             'index': np.resize((labels[chosen] + 1) * MOST + numbers[chosen], rows),
         }
-        images, shown, finite = jax.device_get(compiled(variables, layout.put_batch(padded)))
+        images, steps_shown, finite = jax.device_get(compiled(variables, layout.put_batch(padded)))
         require_finite(trained, finite)
-        yield Samples(images[:real], shown[:real], labels[chosen], numbers[chosen])
+        yield Samples(images[:real], steps_shown[:real], labels[chosen], numbers[chosen])
 
 
 def _image_size(trained: TrainedModel) -> tuple[int, int]:
@@ -170,7 +170,7 @@ def _image_size(trained: TrainedModel) -> tuple[int, int]:
 
 
 def write_npz(path: str | os.PathLike[str], batches: Iterable[Samples], count: int) -> None:
-    """Write images as tools for Frechet inception distances read them, one batch after the other.
+    """Write images for tools that compute Frechet inception distances, batch by batch.
 
     `arr_0` has the images, bytes [N H W 3], gray ones with three equal channels; `arr_1` their
     classes [N].

@@ -25,30 +25,30 @@ def mix(models: Sequence[TrainedModel], weights: Sequence[float] | None = None) 
     Sums are taken in float64. Integers, such as counts, are the first model's.
 
     Args:
-      models: The first gives the config, the preparation of images and the classes.
-      weights: One for each model, with sum 1; equal by default. They may be negative.
+      models: Models; the first determines config, preparation of images and classes.
+      weights: Weight of each model, summing to 1; equal by default. They may be negative.
 
     Returns:
       The model, with a note for each field or preparation that differs.
 
     Raises:
-      UserError: for weights that do not fit, or models that differ in their name, classes, or the
-        paths and shapes of their parameters.
+      UserError: for wrong weights, or models with different names, classes, or paths and shapes of
+        parameters.
     """
     weights = check_weights(weights, len(models))
-    first = models[0]
+    base = models[0]
     for other in models[1:]:
-        _require_alike(first, other)
+        _require_alike(base, other)
     trees = [traverse_util.flatten_dict(model.variables, sep='/') for model in models]
     mixed = {path: _mean([tree[path] for tree in trees], weights) for path in trees[0]}
     variables = traverse_util.unflatten_dict(mixed, sep='/')
     shares = ' + '.join(f'{w:g} x {m.source}' for w, m in zip(weights, models, strict=True))
     return dataclasses.replace(
-        first,
+        base,
         params=variables['params'],
         collections={name: tree for name, tree in variables.items() if name != 'params'},
         source=shares,
-        notes=(*first.notes, *_differences(models)),
+        notes=(*base.notes, *_differences(models)),
     )
 
 
@@ -56,7 +56,7 @@ def check_weights(weights: Sequence[float] | None, count: int) -> tuple[float, .
     """Return the weights of `count` models, equal ones by default.
 
     Raises:
-      UserError: for another number of weights, or ones that are not finite or whose sum is not 1.
+      UserError: for a wrong number of weights, or weights that are not finite or do not sum to 1.
     """
     if weights is None:
         return (1 / count,) * count
@@ -91,9 +91,11 @@ def _require_alike(first: TrainedModel, other: TrainedModel) -> None:
         pair = [tree.get(path) for tree in shapes]
         if pair[0] != pair[1]:
             sides = ['nothing' if shape is None else list(shape) for shape in pair]
-            raise UserError(f'{between}: {path} is {sides[0]} and {sides[1]}: not one architecture')
+            raise UserError(
+                f'{between}: {path} is {sides[0]} and {sides[1]}: different architectures'
+            )
     if first.class_names and other.class_names and first.class_names != other.class_names:
-        raise UserError(f'{between} have other classes, or the same in another order')
+        raise UserError(f'{between} have different classes, or a different order of them')
 
 
 def _differences(models: Sequence[TrainedModel]) -> list[str]:

@@ -40,7 +40,7 @@ class Translation(NamedTuple):
 
     Attributes:
       text: Without special tokens.
-      score: The search's: a log-probability, normalized by length for a beam.
+      score: Score of the search: a log-probability, normalized by length for a beam.
       tokens: Ids, with the end token if there is one.
     """
 
@@ -54,7 +54,7 @@ class SentenceReader:
     """Tokenizer of sentences that works like a run's evaluation data.
 
     Attributes:
-      transforms: Transforms of the first evaluation, with the tokenizer.
+      transforms: Transforms of the first evaluation, including the tokenizer.
       bounds: Lengths in tokens that batches are padded to, in ascending order.
     """
 
@@ -67,7 +67,7 @@ class SentenceReader:
         return self.transforms.vocab
 
     def read(self, line: str, side: str = 'source') -> Sentence:
-        """Return the ids of a line, as this side of a pair.
+        """Return the ids of a line as the given side of a pair.
 
         Raises:
           UserError: if a word has no id and the tokenizer is not a `Vocabulary`.
@@ -131,9 +131,9 @@ class Translator:
 
     def __call__(self, sentences: Sequence[Sentence]) -> Iterator[list[Translation]]:
         """Yield the translations of each sentence in order, the best first; none if it is empty."""
-        for first in range(0, len(sentences), SORT_WINDOW):
+        for start in range(0, len(sentences), SORT_WINDOW):
             translations: dict[int, list[Translation]] = {}
-            window = range(first, min(first + SORT_WINDOW, len(sentences)))
+            window = range(start, min(start + SORT_WINDOW, len(sentences)))
             for length, numbers, rows in self.batches(sentences, window):
                 translations.update(self._translate(sentences, length, numbers, rows))
             yield from (translations.get(number, []) for number in window)

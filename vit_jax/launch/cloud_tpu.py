@@ -109,10 +109,12 @@ def parse(tpu: str) -> tuple[str, int]:
         raise UserError('launch: --tpu: ' + nearest('TPU generation', match[1], GENERATIONS))
     generation, size = GENERATIONS[match[1]], int(match[2])
     if size not in generation.sizes:
-        near = sorted(sorted(generation.sizes, key=lambda other: abs(other - size))[:2])
+        nearest_sizes = sorted(
+            sorted(generation.sizes, key=lambda neighbor: abs(neighbor - size))[:2]
+        )
         raise UserError(
             f'launch: --tpu {tpu}: there is no such slice; the nearest are '
-            + ' and '.join(f'{match[1]}-{other}' for other in near)
+            + ' and '.join(f'{match[1]}-{neighbor}' for neighbor in nearest_sizes)
         )
     return match[1], size
 
@@ -132,7 +134,7 @@ def hosts(tpu: str) -> int:
 def runtime(tpu: str) -> str:
     """Return the image of the slice's machines; UserError if only GKE offers them."""
     if not (image := GENERATIONS[parse(tpu)[0]].runtime):
-        raise UserError(f'launch: --tpu {tpu}: not in the Cloud TPU API: launch gke')
+        raise UserError(f'launch: --tpu {tpu}: not in the Cloud TPU API; use launch gke')
     return image
 
 
@@ -183,8 +185,8 @@ def setup(extras: Iterable[str], database: bool) -> str:
       extras: Extras of the package that the command needs in addition to `tpu`.
       database: Whether machines share the study of a sweep.
     """
-    needed = {*extras} | ({'postgres'} if database else set())
-    return SETUP.format(extras=','.join(['tpu', *sorted(needed)]))
+    all_extras = {*extras} | ({'postgres'} if database else set())
+    return SETUP.format(extras=','.join(['tpu', *sorted(all_extras)]))
 
 
 def check_variables(launcher: str, names: Iterable[str]) -> None:
@@ -199,10 +201,10 @@ def check_variables(launcher: str, names: Iterable[str]) -> None:
 
 def check_locations(launcher: str, locations: Mapping[str, str]) -> None:
     """Raise UserError unless the value of each flag is a name of a region, zone or project."""
-    for flag, location in locations.items():
-        if not LOCATION.fullmatch(location):
+    for flag, place in locations.items():
+        if not LOCATION.fullmatch(place):
             raise UserError(
-                f'launch {launcher}: {flag} {location!r}: must be a name, as us-central1'
+                f'launch {launcher}: {flag} {place!r}: must be a name such as us-central1'
             )
 
 
@@ -219,5 +221,5 @@ def check_data(launcher: str, env: Mapping[str, str], hint: str) -> None:
     """Raise UserError, with a hint, if TFDS would look for data in a bucket."""
     if '://' in (folder := env.get('TFDS_DATA_DIR', '')):
         raise UserError(
-            f'launch {launcher}: TFDS_DATA_DIR={folder}: data are read from folders; {hint}'
+            f'launch {launcher}: TFDS_DATA_DIR={folder}: data must be in a folder; {hint}'
         )

@@ -38,7 +38,7 @@ def for_processes(words: Sequence[str], processes: int) -> list[str]:
 
 
 def require_installed(needed: Sequence[str], what: str) -> None:
-    """Raise UserError for an extra that is not installed here, where jobs run, too."""
+    """Raise UserError for an extra that is missing here, since jobs use this installation."""
     for extra in needed:
         if not extras.is_installed(extra):
             raise extras.missing_error(what, extra)
@@ -55,13 +55,13 @@ def require_bucket(launcher: str, words: Sequence[str]) -> None:
       UserError: if its --workdir is a local folder.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    absent = '' if words[0] in WRITERS else None
-    parser.add_argument('--workdir', nargs='?', const='', default=absent)
+    missing = '' if words[0] in WRITERS else None
+    parser.add_argument('--workdir', nargs='?', const='', default=missing)
     workdir = parser.parse_known_args(list(words))[0].workdir
     if workdir is not None and not workdir.startswith(BUCKETS):
         raise UserError(
             f'launch {launcher}: the machine is deleted when the job ends or is preempted, and '
-            f'{workdir or "its runs/"} with it: give a bucket, as --workdir gs://BUCKET/RUN'
+            f'{workdir or "its runs/"} with it: give a bucket, such as --workdir gs://BUCKET/RUN'
         )
 
 
@@ -81,12 +81,14 @@ def submit(words: Sequence[str], stdin: str, hint: str, environ: Mapping[str, st
     if not sys.flags.safe_path:
         environ.pop('PYTHONSAFEPATH', None)  # set by this program; a job inherits the rest
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             words, input=stdin, capture_output=True, text=True, check=False, env=environ
         )
     except FileNotFoundError as e:
         raise UserError(f'launch: {words[0]} was not found; {hint}') from e
-    if done.returncode:
-        lines = (done.stderr.strip() or done.stdout.strip() or 'it gives no reason').splitlines()
+    if process.returncode:
+        lines = (
+            process.stderr.strip() or process.stdout.strip() or 'it gives no reason'
+        ).splitlines()
         raise UserError(f'launch: {words[0]} refused: {lines[-1]}')
-    return done.stdout
+    return process.stdout

@@ -24,8 +24,8 @@ from vit_jax.launch.cloud_tpu import CloudJob
 CONTAINER = 'train'
 GRACE_SECONDS = 120  # to save the state
 KEPT_SECONDS = 7 * 24 * 3600  # a JobSet and its logs, after its end
-# Requests for each chip, below what the machines of every generation have. Kueue counts them, and
-# of pods under pressure those without any are evicted first.
+# Requests for each chip, less than any generation's machines have. Kueue counts them, and pods
+# without requests are evicted first.
 CPUS, MEMORY_GIB = 8, 16
 # Without privileges: TPUs need locked memory, beyond the limit that SYS_RESOURCE may raise.
 SECURITY = {
@@ -222,7 +222,7 @@ def _jobset_rules() -> list[dict[str, Any]]:
 
 
 def _pod_rules() -> list[dict[str, Any]]:
-    """Report preemption and final errors to the JobSet, which treats them by rules of its own."""
+    """Report preemption and final errors to the JobSet, which has separate rules for them."""
     codes = {'containerName': CONTAINER, 'operator': 'In', 'values': [*FINAL, EXIT_PREEMPTED]}
     disrupted = [{'type': 'DisruptionTarget', 'status': 'True'}]
     return [
@@ -276,7 +276,7 @@ def _verbatim(text: str) -> str:
 
 
 def _nodes(job: GkeJob) -> dict[str, str]:
-    """Labels of the nodes to run on."""
+    """Select nodes by their labels."""
     cloud = 'cloud.google.com/gke'
     return {
         f'{cloud}-tpu-accelerator': cloud_tpu.GENERATIONS[cloud_tpu.parse(job.tpu)[0]].gke,
@@ -287,7 +287,7 @@ def _nodes(job: GkeJob) -> dict[str, str]:
 
 
 def _volumes(job: GkeJob) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Volumes of a pod, and their mounts in the container."""
+    """List the volumes of a pod, and their mounts in the container."""
     # Workers exchange batches in shared memory; containers have 64 MiB by default.
     volumes: list[dict[str, Any]] = [{'name': 'shm', 'emptyDir': {'medium': 'Memory'}}]
     mounts: list[dict[str, Any]] = [{'name': 'shm', 'mountPath': '/dev/shm'}]
@@ -302,12 +302,12 @@ def _volumes(job: GkeJob) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 
 def _check_jobset(job: GkeJob) -> None:
     cloud_tpu.check_resource_name('gke', '--job-name', job.name)
-    others = {
+    forbidden = {
         '--queue': job.queue,
         '--namespace': job.namespace,
         '--service-account': job.account,
     }
-    for flag, name in others.items():
+    for flag, name in forbidden.items():
         if name:
             cloud_tpu.check_resource_name('gke', flag, name)
     if not re.fullmatch(r'[^\s@-][^\s]*', job.image):

@@ -47,7 +47,7 @@ class Answer:
 
     @property
     def reason(self) -> str:
-        """Line with the reason why the call failed."""
+        """Line of the output that explains the failure."""
         lines = [line.strip() for line in self.err.splitlines() if line.strip()]
         errors = [line for line in lines if line.startswith('ERROR:')]
         return (errors or lines or ['it gives no reason'])[-1].removeprefix('ERROR: ')
@@ -60,7 +60,7 @@ class Description:
     Attributes:
       state: State of the request; `ABSENT` if there is none.
       label: Label of its job, see `TpuJob.resource`.
-      slices: Their number.
+      slices: Number of slices.
       error: Reason of a failure.
     """
 
@@ -76,7 +76,7 @@ class Resource:
 
     Attributes:
       name: Name of the resource, and of its nodes.
-      zone: Where it is.
+      zone: Zone of the machines.
       tpu: Type of its slices, such as `v5litepod-16`.
       project: The default one of gcloud if empty.
       spot: Whether it may be preempted, at a lower price.
@@ -232,13 +232,13 @@ class TpuJob(CloudJob):
     """A queued resource and its command.
 
     Attributes:
-      zone: Where it is.
+      zone: Zone of the machines.
       project: The default one of gcloud if empty.
       extras: Extras of the package that the command needs besides `tpu`.
-      slices: Their number.
-      min_slices: The smallest number that the job accepts.
+      slices: Number of slices.
+      min_slices: Smallest number of slices that the job accepts.
       flex_start: Duration of a flex-start rental, such as `24h`; '' for other models.
-      prepare: Shell commands that prepare each machine, as mounting a disk.
+      prepare: Shell commands that prepare each machine, such as mounting a disk.
       options: More options of the request, such as `network=lab`.
     """
 
@@ -290,7 +290,7 @@ def check(job: TpuJob) -> None:
     cloud_tpu.check_locations('tpu', {'--zone': job.zone, '--project': job.project})
     if job.flex_start and (job.spot or not DURATION.fullmatch(job.flex_start)):
         raise UserError(
-            f'launch tpu: --flex-start {job.flex_start!r}: must be a duration, as 24h, and '
+            f'launch tpu: --flex-start {job.flex_start!r}: must be a duration such as 24h, and '
             'without --spot'
         )
     for option in job.options:
@@ -302,7 +302,7 @@ def check(job: TpuJob) -> None:
 
 
 def text(job: TpuJob) -> str:
-    """Return the commands of a job that is never preempted, one a line or paragraph."""
+    """List the commands of a job that is never preempted, one per line or paragraph."""
     resource = job.resource()
     lines = [
         resource.create_command(job.slices),

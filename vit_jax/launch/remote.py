@@ -90,8 +90,8 @@ def install(name: str, extras: Sequence[str], database: bool, prepare: str) -> s
     Args:
       name: Name of the job.
       extras: See `cloud_tpu.setup`.
-      database: See there.
-      prepare: The user's own commands, run last.
+      database: See `cloud_tpu.setup`.
+      prepare: User commands, run last.
     """
     setup = cloud_tpu.setup(extras, database)
     return _INSTALL.format(name=name, setup=setup, prepare=prepare, marker=READY)

@@ -127,11 +127,11 @@ def outside_allocation(environ: Mapping[str, str]) -> dict[str, str]:
     sbatch passes its environment on: the new job would get the CPU binding, the GPUs and the
     process numbers of the allocation that it is submitted from.
     """
-    within = 'SLURM_JOB_ID' in environ
+    inherited = 'SLURM_JOB_ID' in environ
     return {
         name: value
         for name, value in environ.items()
-        if not (_OF_JOBS.match(name) or (within and name in _DEVICES))
+        if not (_OF_JOBS.match(name) or (inherited and name in _DEVICES))
     }
 
 
@@ -194,7 +194,7 @@ def directive(option: str) -> str:
     if len(words) != 1 or not OPTION.fullmatch(words[0]):
         raise UserError(
             f'launch slurm: option {option!r} of sbatch: must be NAME or NAME=VALUE, with quotes '
-            "around spaces, as comment='two words'"
+            "around spaces, such as comment='two words'"
         )
     name, _, value = words[0].removeprefix('--').partition('=')
     pattern, format_ = FORMATS.get(name, ('.*', ''))
@@ -214,8 +214,8 @@ def check_grace(grace: int, time: str) -> None:
     limit = limit_seconds(time)
     if limit and grace >= limit:
         raise UserError(
-            f'launch slurm: --grace {grace}: the signal would come before the job starts, whose '
-            f'limit is {limit} seconds (--time {time})'
+            f'launch slurm: --grace {grace}: must be less than the limit of {limit} seconds '
+            f'(--time {time})'
         )
 
 

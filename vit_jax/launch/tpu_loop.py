@@ -17,8 +17,8 @@ from vit_jax.errors import EXIT_FAILED, EXIT_PREEMPTED, UserError
 from vit_jax.launch import cloud_tpu, queued, remote
 from vit_jax.launch.queued import ABSENT, ACTIVE, UNKNOWN, Answer, Description, TpuJob
 
-FINAL = (0, 2, 3)  # exit codes that another start would only repeat
-TRIES = 3  # of an action that may fail for a moment
+FINAL = (0, 2, 3)  # exit codes after which a restart is useless
+TRIES = 3  # of an action that may fail temporarily
 # Errors of the service that may pass within a minute.
 TRANSIENT = ('UNAVAILABLE', 'INTERNAL', 'DEADLINE_EXCEEDED', 'ABORTED', 'timed out')
 # A request in one of these states gets no more machines and has to be deleted first.
@@ -58,7 +58,7 @@ class Loop:
         self.slices = job.slices  # of the present resource
         self.failures = 0
         self.installed = False  # whether the machines have the code
-        self.adopted = False  # whether the resource is of an earlier loop, whose run may go on
+        self.adopted = False  # whether the resource is from an earlier loop, whose run may continue
         self.had_machines = False
 
     def run(self) -> int:
@@ -85,7 +85,7 @@ class Loop:
             return
         if description.label != self.resource.label:
             raise UserError(
-                f'launch tpu: {self.job.name} in {self.job.zone} exists already, for another '
+                f'launch tpu: {self.job.name} in {self.job.zone} already exists for a different '
                 'command; give --job-name NAME'
             )
         log(f'found {self.job.name} of an earlier start ({description.state}); going on with it')
@@ -111,24 +111,24 @@ class Loop:
 
     def _obtain(self) -> None:
         """Wait for machines; each time patience is over, ask for one slice fewer."""
-        since, last = self.pace.clock(), ''
+        since, last_reason = self.pace.clock(), ''
         if (description := self._describe()).state != ACTIVE and not self.adopted:
             self.slices = self.job.slices
         while description.state != ACTIVE:
-            if description.state != last:
+            if description.state != last_reason:
                 reason = f' ({description.error})' if description.error else ''
                 log(f'{self.job.name}: {description.state}{reason}')
-                last = description.state
+                last_reason = description.state
             impatient = self.pace.clock() - since >= self.pace.patience
-            fewer = impatient and self.slices > self.job.min_slices
+            can_shrink = impatient and self.slices > self.job.min_slices
             if description.state == ABSENT:
                 self._create()
             elif description.state in ENDED or (
-                fewer and description.state not in (*LEAVING, UNKNOWN)
+                can_shrink and description.state not in (*LEAVING, UNKNOWN)
             ):
                 self._check_quota(description.error)
                 self._delete()
-                if fewer:
+                if can_shrink:
                     log(f'{self.slices} slices are not available; trying {self.slices - 1}')
                     self.slices -= 1
                     since = self.pace.clock()
@@ -148,12 +148,12 @@ class Loop:
             log(f'not granted yet: {answer.reason}')
 
     def _check_quota(self, reason: str) -> None:
-        """Raise for a quota that was never enough; later, deleted machines may still count."""
+        """Raise UserError if the quota was never enough; deleted machines may still count."""
         if 'quota' in reason.lower() and not self.had_machines:
             raise UserError(f'launch tpu: gcloud refused: {reason}')
 
     def _run_once(self) -> int | None:
-        """Run the command once: its exit code, or None if the machines are lost."""
+        """Run the command once; return its exit code, or None if the machines are lost."""
         if not self._is_started():
             if not (self.installed or self._install()):
                 return None
@@ -180,20 +180,20 @@ class Loop:
         return self.installed
 
     def _run_on_all(self, script: str, marker: str) -> bool:
-        """Run a script on every machine; gcloud only warns of machines that it cannot reach."""
+        """Run a script on every machine and count replies; gcloud ignores unreachable machines."""
 
         def act() -> Answer:
             words = self.resource.ssh_command(script, everywhere=True)
             answer = queued.call(words, queued.LONG_SECONDS)
-            done, wanted = answer.out.split().count(marker), self._machine_count()
-            if answer.code or done >= wanted:
+            replies, machine_count = answer.out.split().count(marker), self._machine_count()
+            if answer.code or replies >= machine_count:
                 return answer
-            return Answer(255, err=f'{done} of {wanted} machines answered')
+            return Answer(255, err=f'{replies} of {machine_count} machines answered')
 
         return self._retry(act)
 
     def _retry(self, act: Callable[[], Answer]) -> bool:
-        """Repeat an action a few times until it succeeds; False if the machines are lost."""
+        """Repeat an action until it succeeds; return False if the machines are lost."""
         for attempt in range(1, TRIES + 1):
             answer = act()
             if not answer.code:
@@ -213,7 +213,7 @@ class Loop:
         return False
 
     def _follow(self) -> int | None:
-        """Show the log until the run ends: its exit code, or None if the machines are lost."""
+        """Print the log until the run ends; return its exit code, or None if machines are lost."""
         position = silent = 0
         while True:
             status = self._status(position)

@@ -185,17 +185,13 @@ def data_facts(
     if run.data.plan and image_size is None:
         plan = _plan_of(run.data, run.batch_size)
         epoch = len(plan.members) if examples is None else round(examples)
-        run, examples_per_step = (
-            to_run(defaults.complete(config, plan.info)),
-            plan.examples_per_step,
-        )
+        run = to_run(defaults.complete(config, plan.info))
+        examples_per_step = plan.examples_per_step
         return DataFacts(run, plan.shapes, epoch, examples_per_step, plan.tokens_per_step)
     if run.data.buckets:
         data = _open_text(run, examples, image_size)
-        run, examples_per_step = (
-            to_run(defaults.complete(config, data.info)),
-            data.plan.examples_per_step,
-        )
+        run = to_run(defaults.complete(config, data.info))
+        examples_per_step = data.plan.examples_per_step
         return DataFacts(
             run, data.shapes, data.num_examples, examples_per_step, data.plan.tokens_per_step
         )

@@ -1,8 +1,8 @@
-"""Programs of a run, compiled for chips that this machine lacks, and their memory.
+"""Compile the programs of a run for chips that this machine lacks, and report their memory.
 
-`profiling.compile_for` starts `python -m vit_jax.rehearsal.ahead_of_time`: only that process loads
-libtpu, and it may be ended once its program is scheduled. It exits with its parent, and removes the
-folder of the request.
+`profiling.compile_for` starts `python -m vit_jax.rehearsal.ahead_of_time`: only this process loads
+libtpu, and it can be killed after scheduling. It exits with its parent, and removes the request's
+folder.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def lower(compiled_run: Program, kind: Shape, step: str = 'train') -> Any:
     steps = compiled_run.eval_steps
     compiled: Any = steps.predict if step == 'predict' else steps.evaluate
     if compiled is None:
-        raise UserError('--predict: the task of the config has no predictions')
+        raise UserError('--predict: the task of the config makes no predictions')
     return compiled.lower(compiled_run.target.variables, batch)
 
 
@@ -110,10 +110,10 @@ def describe(compiled_run: Program, facts: DataFacts, refusal: str) -> dict[str,
 
 
 def _model_flops(sam: Sam, compiled_run: Program, kind: Shape) -> dict[str, int]:
-    """Model FLOPs of each of STEPS for one example."""
+    """Count the model FLOPs of each of STEPS for one example."""
     train = task_flops.step_flops(sam, compiled_run.model, compiled_run.task, kind.spec)
-    once = task_flops.evaluation_flops(compiled_run.model, compiled_run.task, kind.spec)
-    return {'train': train, 'eval': once, 'predict': once}
+    forward = task_flops.evaluation_flops(compiled_run.model, compiled_run.task, kind.spec)
+    return {'train': train, 'eval': forward, 'predict': forward}
 
 
 def _bytes_on_a_chip(leaf: Any) -> int:

@@ -1,4 +1,4 @@
-"""Coordinate check: how much a few steps change each layer's output, by width.
+"""Coordinate check: change of each layer's output in a few steps, by width.
 
 Yang et al., 2022, arXiv:2203.03466, appendix D.1. In a parametrization whose hyperparameters
 transfer, the changes keep their size as the model widens. If they grow, wide models diverge at the
@@ -40,7 +40,7 @@ def check(
     """Train for a few steps at each width, in both parametrizations.
 
     Args:
-      config: Checked; `optim.parametrization` names the widths of the base model.
+      config: Config to check; `optim.parametrization` names the widths of the base model.
       multiples: Multiples of these widths to train at.
       steps: Number of steps at the config's constant learning rate.
       seeds: Number of initializations, and orders of the examples, to average over.
@@ -57,7 +57,7 @@ def check(
             "'mup(width=64, mlp_dim=256, num_heads=1)'"
         )
     base = mup.base_fields(text, parameters(objects.model_class(str(run.model.name))))
-    found = []
+    rows = []
     for name, parametrized in (('standard', STANDARD), ('mup', text)):
         for times in multiples:
             widths = {key: value * times for key, value in base.items()}
@@ -66,8 +66,8 @@ def check(
                 changes = _changes(_short(config, widths, parametrized, steps, seed), steps)
                 sums = {layer: sums.get(layer, 0) + rms for layer, rms in changes.items()}
                 report()
-            found += [Change(name, times, layer, rms / seeds) for layer, rms in sums.items()]
-    return found
+            rows += [Change(name, times, layer, rms / seeds) for layer, rms in sums.items()]
+    return rows
 
 
 def _short(
@@ -87,7 +87,7 @@ def _changes(config: ConfigDict, steps: int) -> dict[str, float]:
     training = build.build(config, mesh.usable_devices())
     program, batches = training.program, training.data.train_batches()
     state = program.layout.create(program.init)
-    first = next(batches)
+    first_batch = next(batches)
 
     @jax.jit
     def outputs(params: Any, batch: Any) -> dict[str, jax.Array]:
@@ -98,17 +98,17 @@ def _changes(config: ConfigDict, steps: int) -> dict[str, float]:
             capture_intermediates=True,
             mutable=['intermediates'],
         )
-        inside = traverse_util.flatten_dict(intermediates['intermediates'], sep='/')
-        blocks = unroll({k: v[0] for k, v in inside.items() if _BLOCK.search(k)})
+        block_outputs = traverse_util.flatten_dict(intermediates['intermediates'], sep='/')
+        blocks = unroll({k: v[0] for k, v in block_outputs.items() if _BLOCK.search(k)})
         return {k.removesuffix('/__call__'): v for k, v in blocks.items()} | result
 
-    before = outputs(state.params, first)
-    batch = first
+    outputs_before = outputs(state.params, first_batch)
+    batch = first_batch
     for _ in range(steps):
         state, _ = program.train_step(state, program.layout.put_batch(batch))
-        batch = next(batches, first)
-    after = outputs(state.params, first)
+        batch = next(batches, first_batch)
+    outputs_after = outputs(state.params, first_batch)
     return {
-        layer: float(np.sqrt(np.mean(np.square(np.asarray(x, np.float64) - before[layer]))))
-        for layer, x in after.items()
+        layer: float(np.sqrt(np.mean(np.square(np.asarray(x, np.float64) - outputs_before[layer]))))
+        for layer, x in outputs_after.items()
     }

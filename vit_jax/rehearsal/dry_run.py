@@ -2,9 +2,8 @@
 
     python -m vit_jax.rehearsal.dry_run request.json
 
-It ends when its standard input closes, so that it does not outlive the rehearsal. It differs from
-the run of its config in that it logs, evaluates and saves after every step, each evaluation takes
-one batch, and nothing is sent to services.
+It ends when its standard input closes, and so never outlives the rehearsal. Unlike the config's
+run, it logs, evaluates and saves after every step, evaluates one batch, and uses no services.
 """
 
 from __future__ import annotations
@@ -154,17 +153,19 @@ def facts_of(training: Training) -> Facts:
 
 def require_suitable(training: Training, facts: Facts) -> None:
     """Raise TooLarge if a step takes minutes on CPUs, or the state does not fit into memory."""
-    room = os.sysconf('SC_AVPHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
-    if 3 * facts.state_bytes > room:
+    available_bytes = os.sysconf('SC_AVPHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
+    if 3 * facts.state_bytes > available_bytes:
         raise TooLarge(
-            f'the state has {facts.state_bytes / 2**30:.1f} GiB, this machine has '
-            f'{room / 2**30:.1f} left'
+            f'the state has {facts.state_bytes / 2**30:.1f} GiB, but only '
+            f'{available_bytes / 2**30:.1f} GiB are free'
         )
     shape, program = training.data.shapes[-1], training.program
-    each = task_flops.step_flops(training.run.step.sam, program.model, program.task, shape.spec)
-    flops = shape.rows * each
+    step_flops_by_shape = task_flops.step_flops(
+        training.run.step.sam, program.model, program.task, shape.spec
+    )
+    flops = shape.rows * step_flops_by_shape
     if flops > CPU_FLOPS:
-        raise TooLarge(f'a step takes {flops:.2g} FLOPs, which are minutes on CPUs')
+        raise TooLarge(f'a step takes {flops:.2g} FLOPs, minutes on CPUs')
 
 
 def with_all_due(config: ConfigDict) -> ConfigDict:
@@ -195,7 +196,7 @@ def smallest(config: ConfigDict) -> ConfigDict:
 
 
 class FirstBatch:
-    """Data of which an evaluation sees only the first batch."""
+    """Data that limit evaluations to their first batch."""
 
     def __init__(self, data: Dataset):
         self._data = data
@@ -209,7 +210,7 @@ class FirstBatch:
 
 
 def with_short_evaluations(training: Training) -> Training:
-    """Limit the evaluations, and the data that they fit, to one batch each."""
+    """Limit evaluations, and the data that they fit probes to, to one batch each."""
     first_batches: dict[int, Any] = {}
 
     def short(data: Dataset | None) -> Any:

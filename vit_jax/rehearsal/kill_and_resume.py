@@ -1,4 +1,4 @@
-"""Last trials of a rehearsal: a run starts, is killed after its first save, and resumes."""
+"""Final trials of a rehearsal: start a run, kill it after its first save, and resume it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class DryRun:
         allowed: Sequence[str],
         minutes: float,
     ):
-        """Start nothing yet; `local` is an empty folder, the others are as for `rehearse`."""
+        """Prepare, without starting a process; `local` is an empty folder, see also `rehearse`."""
         self._scratch, self._local, self._seconds = scratch, local, 60 * minutes
         content = json.loads(to_json(config))
         facts = str(local / 'facts.json')
@@ -65,7 +65,7 @@ class DryRun:
 
     def rows(self) -> Iterator[Row]:
         """Train until a checkpoint exists, kill the process, and resume."""
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         code = self._train()
         note = ''
         if self._is_too_large(code):
@@ -73,40 +73,41 @@ class DryRun:
             with contextlib.suppress(FileNotFoundError):
                 paths.remove(self._scratch)
             code = self._train()
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - start_time
         if code == TOO_LARGE:
             yield Row('start', SKIPPED, seconds, f'{self._reason()}: rehearse where it will run')
             return
         if code != 0 and not (code is None and run_folder.finished_steps(self._checkpoints)):
-            late = f'no checkpoint after {self._seconds / 60:g} minutes'
-            yield Row('start', FAILED, seconds, late if code is None else self._reason())
+            timed_out = f'no checkpoint after {self._seconds / 60:g} minutes'
+            yield Row('start', FAILED, seconds, timed_out if code is None else self._reason())
             return
         yield Row('start', OK, seconds, f'{note} {self._summarize()}'.strip())
         yield from self._resume()
 
     def _resume(self) -> Iterator[Row]:
         """Resume from the checkpoint; yield the rows of the last process."""
-        began, since = time.perf_counter(), time.time()
+        start_time, resumed_at = time.perf_counter(), time.time()
         step = run_folder.finished_steps(self._checkpoints)[-1]
         assert self.facts is not None
         last = min(step + STEPS, self.facts.total)
         if last == step:
             yield Row('resumption', SKIPPED, 0.0, f'the run is over after step {step}')
-            since, taken = 0.0, step
+            resumed_at, seconds_by_part = 0.0, step
         else:
-            taken = last - step
+            seconds_by_part = last - step
             self.request = self.request._replace(last=last)
             if (code := self._train()) != 0:
                 reason = self._reason() if code is not None else 'it did not end in time'
-                yield Row('resumption', FAILED, time.perf_counter() - began, reason)
+                yield Row('resumption', FAILED, time.perf_counter() - start_time, reason)
                 return
-            restored = f'restored in {self._time_spent(since)[times.RESTORE]:.1f} s'
+            restored = f'restored in {self._time_spent(resumed_at)[times.RESTORE]:.1f} s'
             note = f'killed, then from step {step} to {last}; {restored}'
-            yield Row('resumption', OK, time.perf_counter() - began, note)
+            yield Row('resumption', OK, time.perf_counter() - start_time, note)
             yield self._pace()
         # Both came after each step.
         saving, evaluation = (
-            self._time_spent(since)[part] / taken for part in (times.SAVING, times.EVALUATION)
+            self._time_spent(resumed_at)[part] / seconds_by_part
+            for part in (times.SAVING, times.EVALUATION)
         )
         size = f'{self.facts.state_bytes / 1e6:,.1f} MB a checkpoint'
         yield Row('saving', OK, saving, size)
@@ -114,11 +115,11 @@ class DryRun:
         yield Row('evaluations', OK, evaluation, f'one batch each: {names or "none"}')
 
     def _pace(self) -> Row:
-        """Describe the time of the last step, and the hours of all steps at its pace."""
+        """Describe the time of the last step, and the hours of all steps at this speed."""
         assert self.facts is not None
         lines = run_folder.read_metrics(self._scratch)
-        logged = [line[STEP_SEC] for line in lines if STEP_SEC in line]
-        seconds, note = logged[-1], 'of the smallest batch'
+        logged_steps = [line[STEP_SEC] for line in lines if STEP_SEC in line]
+        seconds, note = logged_steps[-1], 'of the smallest batch'
         if not self.request.small:
             hours = seconds * self.facts.total / 3600
             note = f'at this pace, all {self.facts.total:,} take {hours:.2g} hours on this machine'
@@ -177,7 +178,7 @@ class DryRun:
         )
 
     def _time_spent(self, since: float = 0.0) -> Mapping[str, float]:
-        """Seconds of each part of the run's time, in processes that began at `since` or later."""
+        """Sum the run's seconds by part, over processes started at `since` or later."""
         account = times.read(self._scratch)
         spans = [span for span in account.spans if span.began >= since] if account else []
         return {name: math.fsum(s.parts.get(name, 0.0) for s in spans) for name in times.RECORDED}
@@ -189,13 +190,17 @@ class DryRun:
 
 def run_command(name: str, command: Sequence[str]) -> tuple[Row, str]:
     """Run a command; return its row and its output."""
-    began = time.perf_counter()
-    done = subprocess.run(command, env=same_modules(), capture_output=True, text=True, check=False)
-    seconds = time.perf_counter() - began
-    reason = (done.stderr.strip().splitlines() or ['it does not fit'])[-1].removeprefix('error: ')
-    if done.returncode:
-        return Row(name, FAILED, seconds, reason), done.stdout
-    return Row(name, OK, seconds, 'it fits'), done.stdout
+    start_time = time.perf_counter()
+    process = subprocess.run(
+        command, env=same_modules(), capture_output=True, text=True, check=False
+    )
+    seconds = time.perf_counter() - start_time
+    reason = (process.stderr.strip().splitlines() or ['it does not fit'])[-1].removeprefix(
+        'error: '
+    )
+    if process.returncode:
+        return Row(name, FAILED, seconds, reason), process.stdout
+    return Row(name, OK, seconds, 'it fits'), process.stdout
 
 
 def same_modules() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Rehearsals, which try everything that a run needs in a few minutes, before a queue.
+"""Rehearsals: try everything that a run needs in a few minutes, before it queues.
 
 extras       the packages that sources, evaluators and writers need
 folder       a file is written, read and removed
@@ -51,11 +51,11 @@ def rehearse(
     allowed: Sequence[str] = (),
     minutes: float = MINUTES,
 ) -> Iterator[Row]:
-    """Try everything that a run needs, and leave no files behind.
+    """Try everything that a run needs, and leave no files.
 
     Args:
       config: Config of the run, from `config.load`.
-      folder: Run folder, which is not touched; a folder next to it is used, then removed.
+      folder: Run folder, which stays unchanged; a temporary folder next to it is used.
       allowed: Modules that the config of the initial run may name.
       minutes: Minutes to wait for the first checkpoint, and for the resumption.
 
@@ -85,16 +85,16 @@ def rehearse(
 
 @contextlib.contextmanager
 def _remove_at_end(scratch: paths.Path) -> Iterator[None]:
-    """Remove the folder at the end, and the parents that were made for it."""
+    """Remove the folder at the end, with parents that were created for it."""
     local = () if paths.is_remote(scratch) else scratch.parents
-    made = [parent for parent in local if not parent.exists()]
+    created = [parent for parent in local if not parent.exists()]
     try:
         yield
     finally:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             paths.remove(scratch)
         with contextlib.suppress(OSError):
-            for parent in made:
+            for parent in created:
                 parent.rmdir()
 
 
@@ -120,7 +120,7 @@ def _without_steps(
 
 def _run_trial(name: str, trial: Callable[[], str]) -> Row:
     """Run a trial that returns a note; user errors and disk errors make it a failure."""
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     try:
         note, result = trial(), OK
     except (UserError, Failure, BrokenRecord, OSError) as error:
@@ -128,7 +128,7 @@ def _run_trial(name: str, trial: Callable[[], str]) -> Row:
             str(error) if isinstance(error, UserError) else paths.first_line(error),
             FAILED,
         )
-    return Row(name, result, time.perf_counter() - began, note)
+    return Row(name, result, time.perf_counter() - start_time, note)
 
 
 def needed_extras(run: Run) -> set[str]:
@@ -148,8 +148,8 @@ def needed_extras(run: Run) -> set[str]:
     modules = [resolve_module(package, name, 'name') for package, name in named if name]
     refs = [ModelRef.parse(text or '') for text in (run.init.checkpoint, run.branch.folder)]
     starts = [ref.locate()[0] for ref in refs]
-    own = {getattr(module, 'EXTRA', '') for module in modules} - {''}
-    return own | extras.named_by_urls([*starts, *sources])
+    module_extras = {getattr(module, 'EXTRA', '') for module in modules} - {''}
+    return module_extras | extras.named_by_urls([*starts, *sources])
 
 
 def _check_extras(run: Run, folder: str) -> str:
@@ -172,13 +172,13 @@ def _check_folder(scratch: paths.Path) -> str:
         paths.make_folder(scratch)
         paths.write_atomic(file, PROBE)
         if file.read_bytes() != PROBE:
-            raise Failure(f'{file} is read with other bytes than were written')
+            raise Failure(f'{file}: the bytes read differ from the bytes written')
         file.unlink()
     return f'{len(PROBE) / 1e6:.1f} MB written, read and removed'
 
 
 def _data_sets(run: Run) -> Iterator[tuple[str, Data]]:
-    """Yield the name and section of all splits, without repeating equal ones."""
+    """Yield the name and section of each distinct split."""
     keys = set()
     splits: list[tuple[str, Data]] = [('data', run.data)]
     for name, entry in run.evals.items():
@@ -197,13 +197,13 @@ def _check_data(run: Run, section: Data) -> str:
     batch_size = section.batch_size if isinstance(section, Evaluation) else None
     data = open_dataset(section, batch_size or run.batch_size, run.seed)
     examples, rng = data.plan.examples, np.random.default_rng(run.seed)
-    chosen = {0, len(examples) - 1, *rng.integers(len(examples), size=RECORDS).tolist()}
-    began = time.perf_counter()
-    for index in sorted(chosen):
+    indices = {0, len(examples) - 1, *rng.integers(len(examples), size=RECORDS).tolist()}
+    start_time = time.perf_counter()
+    for index in sorted(indices):
         record = examples.read(index, run.seed, index)
-    seconds = (time.perf_counter() - began) / len(chosen)
+    seconds = (time.perf_counter() - start_time) / len(indices)
     fields = ', '.join(_describe_field(name, value) for name, value in record.items())
-    return f'{len(chosen)} of {len(examples):,} records, {1e3 * seconds:.1f} ms each: {fields}'
+    return f'{len(indices)} of {len(examples):,} records, {1e3 * seconds:.1f} ms each: {fields}'
 
 
 def _describe_field(name: str, value: Any) -> str:

@@ -33,7 +33,7 @@ def enable() -> None:
 
 
 def enable_for_python() -> None:
-    """Keep compiled programs of a call from Python, unless the caller chose JAX's cache."""
+    """Keep compiled programs of a call from Python, unless the caller configured JAX's cache."""
     if jax.config.values['jax_compilation_cache_dir'] is None:
         enable()
         # JAX decides at the first compilation of a process, which may have been the caller's.
@@ -58,11 +58,11 @@ def _folder() -> pathlib.Path:
 
 
 def _processor() -> str:
-    """Return the model and features of the processor, as far as they are known."""
+    """Return the known model and features of the processor."""
     with contextlib.suppress(OSError):
-        first = CPU_INFO.read_text().partition('\n\n')[0]
+        lines = CPU_INFO.read_text().partition('\n\n')[0]
         return '\n'.join(
-            re.findall(r'^(?:cpu family|model|flags|CPU part|Features)\b.*', first, re.M)
+            re.findall(r'^(?:cpu family|model|flags|CPU part|Features)\b.*', lines, re.M)
         )
     return platform.processor()
 
@@ -81,8 +81,8 @@ def _usable(folder: pathlib.Path) -> bool:
         return False
 
 
-def _shrink(folder: pathlib.Path, most: int) -> None:
-    """Delete the least recently used files until at most `most` bytes are left.
+def _shrink(folder: pathlib.Path, max_bytes: int) -> None:
+    """Delete the least recently used files until at most `max_bytes` bytes are left.
 
     JAX's own bound locks the folder for every read, and a process that is killed while it writes
     leaves an entry without a time, which stops all later writes.
@@ -94,7 +94,7 @@ def _shrink(folder: pathlib.Path, most: int) -> None:
             entries.append((max(stat.st_atime, stat.st_mtime), stat.st_size, file))
     size = sum(size for _, size, _ in entries)
     for _, bytes_, file in sorted(entries):
-        if size <= most:
+        if size <= max_bytes:
             return
         file.unlink(missing_ok=True)
         size -= bytes_

@@ -31,9 +31,9 @@ _MAX_WIDTH = 10_000  # characters of a row
 
 
 class Console(rich.console.Console):
-    """A console whose text is `visible`: only styles become escape sequences.
+    """Console that escapes text by `visible`; only styles become escape sequences.
 
-    Brackets and colons are text, neither markup nor emoji, since they may be part of a name.
+    Brackets and colons stay text, since names may contain them.
     """
 
     def __init__(self, **options: Any):
@@ -54,7 +54,7 @@ class Console(rich.console.Console):
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """Segments of a renderable, including texts that did not pass through `render_str`."""
+        """Yield a renderable's segments, including texts that bypassed `render_str`."""
         for segment in super().render(renderable, options):
             text = segment.text if segment.control else visible(segment.text)
             yield segment if text == segment.text else segment._replace(text=text)
@@ -136,45 +136,44 @@ class ReaderLeft(OutputError):
 
 @contextlib.contextmanager
 def escape_output() -> Iterator[None]:
-    """Make all output of the code inside `visible`.
+    """Escape all output in this context by `visible`.
 
-    Errors and logs, which quote libraries, are written without secrets. A failed write to standard
-    output raises `OutputError`; one to standard error is ignored.
+    Secrets are removed from errors and logs, which may quote libraries. A failed write to standard
+    output raises `OutputError`; to standard error, it is ignored.
     """
-    before = sys.stdout, sys.stderr
+    streams = sys.stdout, sys.stderr
     sys.stdout = _Stream(_Stream(sys.stdout, failure='report'), visible)
     sys.stderr = _Stream(_Stream(sys.stderr, failure='drop'), _visible_without_secrets)
     try:
         yield
     finally:
-        sys.stdout, sys.stderr = before
+        sys.stdout, sys.stderr = streams
 
 
 @contextlib.contextmanager
 def drop_lost_output() -> Iterator[None]:
-    """Let the code inside continue when its output can no longer be written.
+    """Continue without output in this context when it can no longer be written.
 
-    Further output is dropped if the reader of a pipe exits (`| head`), a terminal is closed, or the
-    disk of redirected output is full. A run's numbers are in its folder, and the other processes of
-    its job wait for it.
+    Output is dropped if the reader of a pipe exits (`| head`), a terminal is closed, or the disk of
+    redirected output is full: the run's numbers are in its folder, and other processes wait for it.
     """
-    before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (_Stream(s, failure='drop') for s in before)
+    original = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (_Stream(s, failure='drop') for s in original)
     try:
         yield
     finally:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        sys.stdout, sys.stderr = before
+        sys.stdout, sys.stderr = original
 
 
 def prepare() -> None:
     """Make the standard streams of this process usable, however it was started.
 
-    Closed ones (`>&-`) lead to the null device: otherwise the next opened file would take their
-    number, and receive what libraries write there. Characters that the locale lacks are escaped,
-    and so are control characters in a traceback. Warnings of the log are printed without the level
-    and the module's name, which Orbax would put before them.
+    Closed streams (`>&-`) are connected to the null device: otherwise the next opened file would
+    get their number, and with it the output of libraries. Characters that the locale lacks are
+    escaped, and so are control characters in a traceback. Warnings of the log are printed without
+    the level and the module's name, which Orbax would put before them.
     """
     for number, name in enumerate(('stdin', 'stdout', 'stderr')):
         try:
@@ -240,7 +239,7 @@ class _Stream:
             if self._failure == 'drop':
                 return
             if isinstance(error, BrokenPipeError):
-                raise ReaderLeft('nobody reads standard output any more') from error
+                raise ReaderLeft('standard output has no reader') from error
             reason = getattr(error, 'strerror', None) or str(error)
             raise OutputError(f'standard output cannot be written: {reason}') from error
 

@@ -1,4 +1,4 @@
-"""The environment of a process: CPU cores, memory of the host, versions of the software."""
+"""Environment of a process: CPU cores, host memory, software versions."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ MALLOPT = {'M_ARENA_MAX': (-8, 1), 'M_MMAP_MAX': (-4, 0), 'M_TRIM_THRESHOLD': (-
 
 
 def available_cores() -> int:
-    """Number of cores, at least 1, within affinity, control groups' quotas and Slurm's limit.
+    """Count usable cores, at least 1: within affinity, control group quotas and Slurm's limit.
 
     A quota of 2.5 cores counts as 3. Slurm's limit is `SLURM_CPUS_PER_TASK`, for clusters that do
     not bind tasks to cores. Processes of the job on the same host share its cores and quotas, once
     they know of each other, see `share_cores`.
     """
-    taken = collections.Counter(core for cores in _peer_cores for core in cores)
-    limits = [sum(1 / (1 + taken[core]) for core in affinity())]
+    peer_cores = collections.Counter(core for cores in _peer_cores for core in cores)
+    limits = [sum(1 / (1 + peer_cores[core]) for core in affinity())]
     limits += [quota / (1 + len(_peer_cores)) for quota in _quotas()]
     if (cores := os.environ.get('SLURM_CPUS_PER_TASK', '')).isdecimal():
         limits.append(int(cores))
@@ -63,7 +63,7 @@ def available_cores() -> int:
 
 
 def share_cores(peers: Sequence[list[int]]) -> None:
-    """Divide the cores with the other processes of the job on this host, given each one's cores."""
+    """Share cores with the job's other processes on this host, given the cores of each."""
     _peer_cores[:] = peers
 
 
@@ -87,7 +87,7 @@ def _quotas() -> Iterator[float]:
 
 
 def control_groups(controller: str) -> Iterator[tuple[int, pathlib.Path]]:
-    """Version and folder of this process's control groups and their ancestors."""
+    """Yield version and folder of this process's control groups and their ancestors."""
     for line in read_or_empty(OWN_CGROUPS).splitlines():
         _, controllers, path = line.split(':', 2)
         if not controllers:
@@ -118,7 +118,7 @@ def read_or_empty(path: pathlib.Path) -> str:
 
 @functools.cache  # each save records them
 def package_versions() -> Mapping[str, str]:
-    """Versions of this package and of the packages that its results depend on."""
+    """Return versions of this package and of packages that affect its results."""
     versions = {name: importlib.metadata.version(name) for name in PACKAGES}
     return types.MappingProxyType({'vit_jax': vit_jax.__version__, **versions})
 
@@ -143,7 +143,7 @@ def commit() -> str:
 
 
 def numeric_settings() -> dict[str, Any]:
-    """JAX's settings that random numbers, dtypes and the precision of products depend on."""
+    """Return JAX settings that affect random numbers, dtypes and matmul precision."""
     import jax
 
     return dict(zip(NUMERIC_SETTINGS, attrgetter(*NUMERIC_SETTINGS)(jax.config), strict=True))
@@ -164,7 +164,7 @@ def keep_freed_memory() -> None:
 
 
 def keep_freed_memory_from_now() -> None:
-    """Let the malloc of this process keep freed memory, as far as that can be set while it runs.
+    """Make the running process's malloc keep freed memory, as far as possible.
 
     For calls from Python: a training step on a CPU takes 6 to 15 % less time, if nothing large was
     allocated before. Huge pages need `GLIBC_TUNABLES`, which is respected if set. Does nothing
@@ -179,12 +179,12 @@ def keep_freed_memory_from_now() -> None:
 
 
 def available_memory() -> int | None:
-    """Bytes that are free or can be freed, within the limits of control groups; None if unknown."""
+    """Return available bytes within the limits of control groups; None if unknown."""
     return min([*_meminfo(), *_limits()], default=None)
 
 
 def shared_memory() -> int | None:
-    """Bytes that are free in /dev/shm, which containers often keep small; None if it is missing."""
+    """Return free bytes in /dev/shm, often few in containers; None if it is missing."""
     with contextlib.suppress(OSError):
         status = os.statvfs(SHARED)
         return status.f_bavail * status.f_frsize
@@ -199,7 +199,7 @@ def _meminfo() -> Iterator[int]:
 
 
 def _limits() -> Iterator[int]:
-    """Bytes left to this process by the limits of its control groups and their ancestors."""
+    """Yield the bytes left by each memory limit of this process's control groups."""
     for version, folder in control_groups('memory'):
         names = ('memory.max', 'memory.current')
         if version == 1:

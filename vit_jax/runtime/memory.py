@@ -1,4 +1,4 @@
-"""Exhausted memory of a device or the host, reported in one line with what to change."""
+"""Report exhausted device or host memory in one line, with remedies."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def is_exhausted(error: BaseException) -> bool:
 def sizes(text: str) -> str:
     """Return the memory needed and available, by a backend's message; empty if it has no numbers.
 
-    Needed alone is one allocation, on top of what is in use.
+    A needed size without an available one is a single allocation on top of the memory in use.
     """
-    if both := _BOTH.search(text):
-        return f'{_gib(both[1], both[2])} needed, {_gib(both[3], both[4])} available'
+    if pair := _BOTH.search(text):
+        return f'{_gib(pair[1], pair[2])} needed, {_gib(pair[3], pair[4])} available'
     if (needed := _NEEDED.search(text)) is None:
         return ''
     line = f'{_gib(needed[1], needed[2])} needed'
@@ -73,7 +73,7 @@ def _gib(number: str, unit: str) -> str:
 
 @contextlib.contextmanager
 def report_exhaustion(has_trained: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """Turn exhausted memory in a run into one line.
+    """Report exhausted memory in a run as one line.
 
     Args:
       has_trained: Whether a step of this start is complete.

@@ -65,7 +65,7 @@ logging.getLogger('jax_plugins.xla_cuda13').addFilter(
 
 
 def usable_devices() -> list[jax.Device]:
-    """All devices of JAX; CPUs only if no accelerator is intended.
+    """Return all JAX devices; CPUs only if no accelerator is intended.
 
     JAX itself falls back to CPUs if the plugin of an accelerator cannot start.
 
@@ -77,15 +77,15 @@ def usable_devices() -> list[jax.Device]:
         devices, why = _find_devices()
         if why is not None and processes.count() > 1 and _peer_devices_missing(why):
             raise why
-        meant = _intended_accelerator()
-        if why is not None or (devices[0].platform == 'cpu' and meant):
-            text = _refusal(meant or 'the accelerator', log_lines, why)
+        accelerator = _intended_accelerator()
+        if why is not None or (devices[0].platform == 'cpu' and accelerator):
+            text = _refusal(accelerator or 'the accelerator', log_lines, why)
             raise (Unavailable if _BUSY.search(text) else UserError)(text) from why
     return devices
 
 
 def any_devices() -> list[jax.Device]:
-    """All devices of JAX; CPUs if an accelerator cannot start, for work that needs none."""
+    """Return all JAX devices; CPUs if an accelerator cannot start. For light work."""
     with _held_back_log():
         devices, why = _find_devices()
     if why is not None:
@@ -111,18 +111,20 @@ def _peer_devices_missing(why: Exception) -> bool:
     return processes.reports_lost_peer(why) or 'DEADLINE_EXCEEDED' in str(why)
 
 
-def _refusal(meant: str, log_lines: Sequence[str], why: Exception | None) -> str:
+def _refusal(accelerator: str, log_lines: Sequence[str], why: Exception | None) -> str:
     reasons = [text for text in (*log_lines, str(why or '')) if text.strip()]
-    for other in ('tpu', 'proxy'):  # JAX tries them too, and most machines have neither
-        if other not in meant:
-            reasons = [text for text in reasons if f"backend '{other}'" not in text]
-    first = reasons[0].strip().splitlines()[0] if reasons else 'no such device is visible'
-    reason = first.split(' (set JAX_PLATFORMS')[0][:300]
+    for remaining in ('tpu', 'proxy'):  # JAX tries them too, and most machines have neither
+        if remaining not in accelerator:
+            reasons = [text for text in reasons if f"backend '{remaining}'" not in text]
+    reason_line = reasons[0].strip().splitlines()[0] if reasons else 'no such device is visible'
+    reason = reason_line.split(' (set JAX_PLATFORMS')[0][:300]
     fix = 'fix that'
-    if 'cuda' in meant or "'gpu'" in meant:
-        installed, fix = _cuda_installation('12' if 'cuda12' in meant else '13', reason)
+    if 'cuda' in accelerator or "'gpu'" in accelerator:
+        installed, fix = _cuda_installation('12' if 'cuda12' in accelerator else '13', reason)
         reason += f'; {installed}'
-    return f'{meant} cannot be used ({reason}): {fix}, or set JAX_PLATFORMS=cpu to use the CPU'
+    return (
+        f'{accelerator} cannot be used ({reason}): {fix}, or set JAX_PLATFORMS=cpu to use the CPU'
+    )
 
 
 def _cuda_installation(release: str, reason: str) -> tuple[str, str]:
@@ -221,8 +223,8 @@ def _held_back_log() -> Iterator[list[str]]:
     holder = logging.Handler()
     holder.addFilter(hold)
     level, handlers, propagates = log.level, log.handlers, log.propagate
-    shown = log.getEffectiveLevel()
-    log.setLevel(min(shown, logging.INFO))  # a TPU that cannot start is logged as INFO
+    displayed = log.getEffectiveLevel()
+    log.setLevel(min(displayed, logging.INFO))  # a TPU that cannot start is logged as INFO
     log.handlers, log.propagate = [holder], False
     try:
         yield reasons
@@ -230,7 +232,7 @@ def _held_back_log() -> Iterator[list[str]]:
         log.setLevel(level)
         log.handlers, log.propagate = handlers, propagates
     for record in records:
-        if record.levelno >= shown:
+        if record.levelno >= displayed:
             log.handle(record)
 
 
@@ -242,17 +244,19 @@ def make_mesh(
     Raises:
       UserError: if fsdp * tensor does not divide the devices of a slice, or as `by_slice`.
     """
-    parts = by_slice(devices, slices)
-    size = len(parts[0])
+    devices_by_slice = by_slice(devices, slices)
+    size = len(devices_by_slice[0])
     if fsdp < 1 or tensor < 1 or size % (fsdp * tensor):
-        where = '' if len(parts) == 1 else f' of each of the {len(parts)} slices'
+        where = (
+            '' if len(devices_by_slice) == 1 else f' of each of the {len(devices_by_slice)} slices'
+        )
         raise UserError(
             f'config.parallel: fsdp={fsdp} times tensor={tensor} must divide '
             f'the {size} devices{where}'
         )
     # An axis may be part of a dimension of the slice: 4 of the 8 chips along one.
     place = partial(mesh_utils.create_device_mesh, allow_split_physical_axes=True)
-    grids = [place((size // (fsdp * tensor), fsdp, tensor), part) for part in parts]
+    grids = [place((size // (fsdp * tensor), fsdp, tensor), part) for part in devices_by_slice]
     return Mesh(np.stack(grids), AXES, axis_types=(AxisType.Auto,) * 4)
 
 
@@ -276,7 +280,7 @@ def by_slice(
         by_index.setdefault(index, []).append(device)
     parts = [by_index[index] for index in sorted(by_index)]
     if len(sizes := sorted({len(part) for part in parts})) > 1:
-        raise UserError(f'the slices have {sizes[0]} to {sizes[-1]} devices: they must be alike')
+        raise UserError(f'the slices have {sizes[0]} to {sizes[-1]} devices: must be equal')
     if slices in (None, len(parts)):
         return list(parts)
     if len(parts) > 1:
@@ -287,14 +291,11 @@ def by_slice(
     if slices < 1 or len(devices) % slices:
         raise UserError(f'config.parallel.slices={slices}: must divide the {len(devices)} devices')
     size = len(devices) // slices
-    return [devices[first : first + size] for first in range(0, len(devices), size)]
+    return [devices[start : start + size] for start in range(0, len(devices), size)]
 
 
 def trace_on(mesh: Mesh, function: Callable) -> Callable:
-    """Wrap a function that is traced, so that `mesh` is its ambient mesh.
-
-    By it attention chooses a kernel.
-    """
+    """Make `mesh` the ambient mesh of a traced function, by which attention chooses kernels."""
 
     @wraps(function)
     def traced(*args: Any) -> Any:
@@ -305,7 +306,7 @@ def trace_on(mesh: Mesh, function: Callable) -> Callable:
 
 
 def compile_on_default_device(function: Callable) -> Callable:
-    """`jax.jit` of a function that applies models, for the device that JAX computes on.
+    """Compile a function that applies models, for JAX's default device.
 
     Raises:
       UserError: as `usable_devices`.
@@ -316,7 +317,7 @@ def compile_on_default_device(function: Callable) -> Callable:
 
 
 def check_rules(rules: Sequence[Rule]) -> None:
-    """Raise UserError if a rule names an axis other than those within a slice."""
+    """Raise UserError if a rule names an axis other than `WITHIN`."""
     for axis in (axis for _, axes in rules for axis in axes):
         if axis not in (None, *WITHIN):
             raise UserError(
@@ -390,7 +391,7 @@ def sum_over_slices(grads: PyTree, spec_of: Callable[[Any, Any], P], mesh: Mesh)
 
     Args:
       grads: Gradients of a slice.
-      spec_of: The placement of a leaf, for its path and the leaf.
+      spec_of: Function (path, leaf) -> placement.
       mesh: Mesh of `make_mesh`.
     """
 

@@ -32,8 +32,8 @@ _FINAL = (signal.SIGTERM, signal.SIGHUP)  # may be repeated while the state is s
 class Preemption:
     """Turns SIGTERM, SIGINT and SIGHUP into a flag that the loop reads between two steps.
 
-    A context manager. Python lets only the main thread handle signals: in another one, only
-    `request` sets the flag, and signals do what the program has decided. Further SIGTERMs and
+    A context manager. Python lets only the main thread handle signals: in other threads, only
+    `request` sets the flag, and signals keep their handlers. Further SIGTERMs and
     SIGHUPs are ignored, also after its end, so that the save and the exit are finished; a second
     SIGINT (Ctrl-C) stops at once, and ends the process after a few seconds if something hangs. If
     SIGHUP is ignored, as under nohup, it stays ignored.
@@ -41,7 +41,7 @@ class Preemption:
     With several processes, a signal to any of them makes all of them agree on a later step;
     SIGTERM is then left to `jax.distributed`, which watches for it.
 
-    A nested one, such as for a run inside a worker, passes a request on to the outer one.
+    A nested instance, such as for a run inside a worker, passes requests on to the outer one.
     """
 
     def __init__(self) -> None:
@@ -146,24 +146,24 @@ def _second_ctrl_c() -> Iterator[None]:
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    left = threading.Event()
-    thread = threading.Thread(target=_count, args=(reader, left), name='ctrl-c', daemon=True)
+    old_handler = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    has_left = threading.Event()
+    thread = threading.Thread(target=_count, args=(reader, has_left), name='ctrl-c', daemon=True)
     thread.start()
     try:
         yield
     finally:
-        left.set()
-        signal.set_wakeup_fd(before)
+        has_left.set()
+        signal.set_wakeup_fd(old_handler)
         os.close(writer)
 
 
-def _count(reader: int, left: threading.Event) -> None:
-    received = 0
+def _count(reader: int, has_left: threading.Event) -> None:
+    count = 0
     with open(reader, 'rb', buffering=0) as numbers:
         while number := numbers.read(1):
-            if number[0] == signal.SIGINT and received and not left.wait(_UNWIND_SECONDS):
+            if number[0] == signal.SIGINT and count and not has_left.wait(_UNWIND_SECONDS):
                 with contextlib.suppress(OSError):
                     os.write(2, f'\ninterrupted: {_AT_ONCE}\n'.encode())
                 os._exit(EXIT_INTERRUPTED)
-            received += number[0] in (signal.SIGINT, *_FINAL)
+            count += number[0] in (signal.SIGINT, *_FINAL)

@@ -1,4 +1,4 @@
-"""The life of this process: its start, Ctrl-C, its end with its parent and without its threads."""
+"""Start and end of this process: its time, Ctrl-C, exit with its parent or despite threads."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _loads_compiled_module(frame: FrameType | None) -> bool:
 
 
 def _raise_later(unraisable: Any) -> None:
-    """Interrupt again if Python dropped it, in a destructor or a garbage collector callback."""
+    """Interrupt again if Python dropped it in a destructor or garbage collector callback."""
     if issubclass(unraisable.exc_type, KeyboardInterrupt):
         _interrupt_soon()
     else:
@@ -88,8 +88,8 @@ def was_interrupted(error: BaseException) -> bool:
 
 def report_interrupt(error: BaseException) -> int:
     """Print one line that the command was interrupted, and return the exit code."""
-    more = f': {error}' if isinstance(error, KeyboardInterrupt) and str(error) else ''
-    print(f'interrupted{more}', file=sys.stderr)
+    hint = f': {error}' if isinstance(error, KeyboardInterrupt) and str(error) else ''
+    print(f'interrupted{hint}', file=sys.stderr)
     return EXIT_INTERRUPTED
 
 
@@ -100,7 +100,7 @@ def end_with_parent(clean_up: Callable[[], None]) -> None:
     must not write to it.
 
     Args:
-      clean_up: Called before the end, in a thread.
+      clean_up: Function called in a thread before the end.
     """
 
     def wait() -> None:
@@ -119,8 +119,12 @@ def exit_if_threads_hang(code: int) -> None:
     """
     if code != EXIT_INTERRUPTED:
         processes = sys.modules.get('vit_jax.runtime.processes')  # needs JAX
-        left = processes is None or processes.leave(code)  # waits for the others of the job
-        if left and not watchdog.has_abandoned_thread() and watchdog.wait_for_reads(READS_SECONDS):
+        has_left = processes is None or processes.leave(code)  # waits for the others of the job
+        if (
+            has_left
+            and not watchdog.has_abandoned_thread()
+            and watchdog.wait_for_reads(READS_SECONDS)
+        ):
             return
     sys.stdout.flush()
     sys.stderr.flush()

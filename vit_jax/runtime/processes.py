@@ -1,4 +1,4 @@
-"""Several processes as one job: joining, exchanging facts, and failing together."""
+"""Jobs of several processes: joining, exchanging facts, and failing together."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def initialize(
 
     Args:
       coordinator: HOST:PORT of process 0.
-      num_processes: Size of the job; of the cluster or of MPI if None.
-      process_id: Number of this process, from 0; likewise.
-      heartbeat_seconds: A process that is silent for longer counts as dead; 100 by default.
+      num_processes: Size of the job; if None, from the cluster or MPI.
+      process_id: Number of this process, from 0; if None, from the cluster or MPI.
+      heartbeat_seconds: Silence after which a process counts as dead; 100 by default.
 
     Raises:
       NoCluster: if arguments are missing and no cluster is detected.
@@ -82,7 +82,7 @@ def initialize(
 
 
 class NoCluster(UserError):
-    """Neither a launcher nor metadata name the processes of a job."""
+    """Neither a launcher nor metadata identify the processes of a job."""
 
 
 @dataclasses.dataclass
@@ -149,7 +149,7 @@ def _rendezvous_first() -> Iterator[None]:
 
 
 def count() -> int:
-    """Number of processes of the joined job, without making JAX look for devices."""
+    """Return the number of processes of the joined job, without starting JAX's devices."""
     return _job.count
 
 
@@ -177,8 +177,8 @@ def join_cluster(heartbeat_seconds: int | None = None) -> None:
 def count_launched(environ: Mapping[str, str]) -> int | None:
     """Return the number of processes that the launcher started, from its environment variables.
 
-    One process is not a cluster, nor is a Slurm allocation without srun. None means that only the
-    metadata of the TPU VM, which JAX queries, have the number.
+    A single process is not a cluster, nor is a Slurm allocation without srun. None means that only
+    metadata of the TPU VM, which JAX queries, contain the number.
 
     Raises:
       NoCluster: if MPI started several processes and does not provide the address of process 0.
@@ -199,8 +199,9 @@ def count_launched(environ: Mapping[str, str]) -> int | None:
 def _require_no_mpi(environ: Mapping[str, str], size: str) -> None:
     if (count := environ.get(size, '1')) not in ('0', '1'):
         raise NoCluster(
-            f'{size}={count}: mpirun started {count} processes, and this MPI (not Open MPI 4) does '
-            'not tell where process 0 is: add --coordinator HOST:PORT, with the host of process 0'
+            f'{size}={count}: mpirun started {count} processes, but this MPI (not Open MPI 4) does '
+            'not give the address of process 0: add --coordinator HOST:PORT, with the host of '
+            'process 0'
         )
 
 
@@ -209,11 +210,11 @@ def _numbers_of_mpi(
 ) -> tuple[int | None, int | None, Sequence[int] | None]:
     """Return the number of processes that MPI started, the number of this one, and its devices.
 
-    All are None where JAX finds them, or if there is no MPI.
+    All are None if JAX detects them, or without MPI.
     """
-    for size, rank, local in _MPI:
+    for size, rank, local_rank in _MPI:
         if {size, rank} <= environ.keys() and _OPEN_MPI_4 not in environ:
-            devices = [int(environ[local])] if local in environ else None
+            devices = [int(environ[local_rank])] if local_rank in environ else None
             return int(environ[size]), int(environ[rank]), devices
     return None, None, None
 
@@ -224,7 +225,7 @@ def on_tpu_vm() -> bool:
 
 
 def broadcast(value: Any) -> Any:
-    """Send process 0's value, which JSON can hold, to every process; other values are unused."""
+    """Send process 0's JSON value to every process; values of other processes are ignored."""
     if jax.process_count() == 1:
         return value
     text = json.dumps(value).encode() if jax.process_index() == 0 else b''
@@ -234,7 +235,7 @@ def broadcast(value: Any) -> Any:
 
 
 def gather(value: Any) -> list[Any]:
-    """Collect the non-empty values of all processes, which JSON can hold, in process order.
+    """Collect the non-empty JSON values of all processes, in process order.
 
     If all are empty, only their sizes are sent.
     """
@@ -251,10 +252,10 @@ def gather(value: Any) -> list[Any]:
 
 def share_cores() -> None:
     """Divide the cores of this host with the other processes of the job that run on it."""
-    here = [environment.host_id(), environment.affinity()]
-    peers = gather(here)
-    peers.remove(here)
-    environment.share_cores([cores for host, cores in peers if host == here[0]])
+    host_name = [environment.host_id(), environment.affinity()]
+    peers = gather(host_name)
+    peers.remove(host_name)
+    environment.share_cores([cores for host, cores in peers if host == host_name[0]])
 
 
 def on_process_0(act: Callable[[], int | None]) -> int:
@@ -292,8 +293,8 @@ def require_same_facts(facts: Mapping[str, Any]) -> None:
     if jax.process_count() == 1:
         return
     mistake = difference(broadcast(facts), facts).encode()[:_LINE]
-    padded = np.frombuffer(mistake.ljust(_LINE, b'\0'), np.uint8)
-    for process, row in enumerate(multihost_utils.process_allgather(padded)):
+    padded_text = np.frombuffer(mistake.ljust(_LINE, b'\0'), np.uint8)
+    for process, row in enumerate(multihost_utils.process_allgather(padded_text)):
         if text := row.astype(np.uint8).tobytes().rstrip(b'\0').decode(errors='ignore'):
             raise UserError(
                 f'process {process} has {text}: start every process with the same config, code '
@@ -301,16 +302,17 @@ def require_same_facts(facts: Mapping[str, Any]) -> None:
             )
 
 
-def difference(first: Mapping[str, Any], local: Mapping[str, Any]) -> str:
+def difference(facts_of_0: Mapping[str, Any], local: Mapping[str, Any]) -> str:
     """Describe how our facts differ from process 0's, such as `a=1, process 0 2`, or ''."""
-    names = [*first, *(name for name in local if name not in first)]
+    names = [*facts_of_0, *(name for name in local if name not in facts_of_0)]
     lines = [
-        f'{name}={here}, process 0 {remote}'
+        f'{name}={local_value}, process 0 {remote_value}'
         for name in names
-        if (here := _format_fact(local, name)) != (remote := _format_fact(first, name))
+        if (local_value := _format_fact(local, name))
+        != (remote_value := _format_fact(facts_of_0, name))
     ]
-    more = [f'{len(lines) - _SHOWN} more'] if len(lines) > _SHOWN else []
-    return '; '.join(lines[:_SHOWN] + more)
+    extra = [f'{len(lines) - _SHOWN} more'] if len(lines) > _SHOWN else []
+    return '; '.join(lines[:_SHOWN] + extra)
 
 
 def _format_fact(facts: Mapping[str, Any], name: str) -> str:
@@ -318,11 +320,11 @@ def _format_fact(facts: Mapping[str, Any], name: str) -> str:
 
 
 def barrier(name: str, seconds: float) -> None:
-    """Wait for every process without a collective, as others may be in a different one.
+    """Wait for every process without a collective, since others may be in a different one.
 
     Args:
       name: Name of the barrier, the same on every process.
-      seconds: How long to wait.
+      seconds: Time limit.
 
     Raises:
       RuntimeError: if some processes did not reach it.
@@ -369,10 +371,10 @@ def fail_together() -> Iterator[None]:
 
 
 def leave(code: int) -> bool:
-    """Leave the job when the work of all its processes is done; False if one was lost since.
+    """Leave the job after all work; return False if a process was lost since then.
 
-    Nothing is printed then: the coordination service would report at length what no longer
-    matters, and JAX's exit would end in a traceback.
+    Output is suppressed: the coordination service would print a long report that no longer matters,
+    and JAX's exit would end in a traceback.
 
     Args:
       code: Exit code, also if the loss of a process ends this one at once.
@@ -406,7 +408,7 @@ def reports_lost_peer(error: Exception) -> bool:
 def _failure(error: Exception) -> Failure:
     """Post the failure for the other processes to read, and return it.
 
-    A consequence of another process's failure is reported as that one does. The traceback of a
+    A consequence of another process's failure is reported like that failure. The traceback of a
     defect is printed.
     """
     name = _process_name()
@@ -558,8 +560,8 @@ def end_for_lost_peer(*_: Any) -> None:
     if _ending:
         # The main thread is ending the process, with a better message.
         time.sleep(2 * _LINGER_SECONDS)
-    unknown = f'error: {_name_at_abort} lost another process, or failed as said above; {CONTINUES}'
-    line, code = (_board and _board.peer_failure(query=False)) or (unknown, EXIT_FAILED)
+    default = f'error: {_name_at_abort} lost another process, or failed as said above; {CONTINUES}'
+    line, code = (_board and _board.peer_failure(query=False)) or (default, EXIT_FAILED)
     _end_with_line(line + '\n', code)
 
 

@@ -1,7 +1,7 @@
 """The rendezvous of a job's processes, before JAX joins them.
 
-Process 0 listens at the coordinator's port until every other process has connected, and then
-leaves the port to JAX's service. JAX itself waits silently for missing processes, and talks to any
+Process 0 listens at the coordinator's port until every other process has connected, and then frees
+the port for JAX's service. JAX itself waits silently for missing processes, and connects to any
 program that has the port.
 """
 
@@ -129,7 +129,7 @@ class Host:
             self._forget(guest)
         _send(source, {'welcome': process})
         mistake = self._mistake(process, count)
-        self._guests[-1 if mistake else process] = source  # a refused process is told too
+        self._guests[-1 if mistake else process] = source  # also notify the refused process
         if mistake:
             raise UserError(mistake)
         self._clock.restart()
@@ -170,31 +170,31 @@ def join(address: str, process: int, count: int) -> None:
       Late: if process 0 or another does not come.
       UserError: if another program has the port, or process 0 reports a mistake.
     """
-    who, why = f'process {process} of {count}', ''
-    clock, strange_since = _Clock(), None
+    name, reason = f'process {process} of {count}', ''
+    clock, stranger_since = _Clock(), None
     while not clock.over():
         try:
             with socket.create_connection(_split(address), timeout=_ANSWER_SECONDS) as connection:
                 _send(connection, {'process': process, 'count': count})
-                if _wait_for_start(connection, who, clock):
+                if _wait_for_start(connection, name, clock):
                     return
-            why, strange_since = 'it left before all had connected', None
+            reason, stranger_since = 'it left before all had connected', None
         except _Stranger:
-            why, strange_since = 'another program answers', strange_since or time.monotonic()
+            reason, stranger_since = 'another program answers', stranger_since or time.monotonic()
         except OSError as error:
-            why = error.strerror or str(error)
+            reason = error.strerror or str(error)
             if isinstance(error, ConnectionRefusedError):  # the port is free
-                strange_since = None
-        if strange_since and time.monotonic() - strange_since > STRANGER_SECONDS:
+                stranger_since = None
+        if stranger_since and time.monotonic() - stranger_since > STRANGER_SECONDS:
             raise Unavailable(
-                f'{address} answers, but is not process 0 of this job: another program has the '
+                f'{address} answers, but not as process 0 of this job: another program has the '
                 f'port; {ANOTHER}, the same for all processes'
             )
         if clock.due():
-            _print_line(f'{who} waits for process 0 at {address} ({why})')
+            _print_line(f'{name} waits for process 0 at {address} ({reason})')
         time.sleep(_PAUSE)
     raise PeerTimeout(
-        f'process 0 was not at {address} in {WAIT_SECONDS:g} s ({why}): look for its error, and '
+        f'process 0 was not at {address} in {WAIT_SECONDS:g} s ({reason}): look for its error, and '
         'start all processes again'
     )
 
@@ -203,7 +203,7 @@ class _Stranger(Exception):
     """Program at the address is not process 0."""
 
 
-def _wait_for_start(connection: socket.socket, who: str, clock: _Clock) -> bool:
+def _wait_for_start(connection: socket.socket, name: str, clock: _Clock) -> bool:
     """Return whether all have connected; False if process 0 has left.
 
     Raises:
@@ -218,7 +218,7 @@ def _wait_for_start(connection: socket.socket, who: str, clock: _Clock) -> bool:
         if 'error' in message:
             raise PeerError(str(message['error']), int(message.get('code', EXIT_FAILED)))
         if 'missing' in message:
-            _print_line(f'{who} waits for {message["missing"]}')
+            _print_line(f'{name} waits for {message["missing"]}')
         if 'start' in message:
             return True
     return False
@@ -259,7 +259,7 @@ class PeerError(UserError):
 
 
 class _Clock:
-    """How long a process waits, and when it prints that it does."""
+    """Time that a process has waited, and times to print it."""
 
     def __init__(self) -> None:
         self._end = time.monotonic() + WAIT_SECONDS
@@ -296,10 +296,10 @@ def _listen(address: str) -> socket.socket:
             if code == errno.EADDRINUSE and time.monotonic() < end:
                 time.sleep(_PAUSE)
                 continue
-            busy = code == errno.EADDRINUSE  # which may end, or not be so on the next node
-            taken = 'another program has the port' if busy else str(error)
-            raise (Unavailable if busy else UserError)(
-                f'the coordinator cannot listen at port {port} of this machine ({taken}): '
+            is_busy = code == errno.EADDRINUSE  # which may end, or not be so on the next node
+            reason = 'another program has the port' if is_busy else str(error)
+            raise (Unavailable if is_busy else UserError)(
+                f'the coordinator cannot listen at port {port} of this machine ({reason}): '
                 f'{ANOTHER}, the same for all processes'
             ) from error
 

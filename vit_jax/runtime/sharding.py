@@ -79,7 +79,7 @@ class Jit:
         return leaf_spec(name, leaf.shape, self.mesh, self.rules, least)
 
     def create(self, init: Callable[..., PyTree], *given: PyTree) -> PyTree:
-        """Run `init(*given)` so that every array is created on its own devices.
+        """Run `init(*arguments)` so that every array is created on its devices.
 
         Args:
           init: Makes a state or variables.
@@ -211,7 +211,7 @@ Layout = Jit | Pmap
 
 
 def _compiler_options(device: jax.Device) -> dict[str, int] | None:
-    """Options for a program that runs once: on CPUs, optimizing takes far longer than running."""
+    """Return options for a program that runs once, so not worth optimizing on CPUs."""
     return {'xla_backend_optimization_level': 0} if device.platform == 'cpu' else None
 
 
@@ -247,8 +247,8 @@ def make_layout(
     if parallel.strategy == 'jit':
         return Jit(mesh, tuple(parallel.rules), parallel.min_split_size)
     if parallel.strategy != 'pmap':
-        wrong = nearest('strategy', parallel.strategy, LAYOUTS)
-        raise UserError(f'config.parallel.strategy: {wrong}')
+        extra_axes = nearest('strategy', parallel.strategy, LAYOUTS)
+        raise UserError(f'config.parallel.strategy: {extra_axes}')
     if parallel.fsdp * parallel.tensor > 1 or parallel.rules:
         raise UserError('config.parallel: pmap is data parallel only; use strategy=jit')
     return Pmap(mesh)
@@ -274,30 +274,30 @@ def check_batch(
       rows: Rows of a batch, if `batch_size` counts tokens.
       accum_steps: Microbatches per step.
       multiple: Number that divides the rows of a device, as the task needs.
-      reason: Reason for `multiple`, in a few words.
+      reason: Reason for `multiple`, as a short phrase.
 
     Raises:
       UserError: for any other batch size.
     """
     rows = batch_size if rows is None else rows
-    what = '' if rows == batch_size else f': its {rows} rows in a bucket'
+    phrase = '' if rows == batch_size else f': its {rows} rows in a bucket'
     unit = layout.num_shards * accum_steps
     if rows % unit:
         raise UserError(
-            f'config.batch_size={batch_size}{what} must be a multiple of {unit} '
+            f'config.batch_size={batch_size}{phrase} must be a multiple of {unit} '
             f'({layout.num_shards} devices x {accum_steps} accumulation steps)'
         )
     if (rows // layout.num_shards) % multiple:
-        because = f': {reason}' if reason else ''
+        reason_text = f': {reason}' if reason else ''
         raise UserError(
-            f'config.batch_size={batch_size}{what} must be a multiple of '
+            f'config.batch_size={batch_size}{phrase} must be a multiple of '
             f'{layout.num_shards * multiple}, {multiple} examples for each of the '
-            f'{layout.num_shards} devices{because}'
+            f'{layout.num_shards} devices{reason_text}'
         )
 
 
 def abstract_target(layout: Layout, abstract_state: PyTree) -> PyTree:
-    """Shapes, dtypes and shardings to restore a checkpoint into."""
+    """Return shapes, dtypes and shardings to restore a checkpoint into."""
     return jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
         abstract_state,
@@ -306,6 +306,6 @@ def abstract_target(layout: Layout, abstract_state: PyTree) -> PyTree:
 
 
 def abstract_batch(layout: Layout, batch: PyTree) -> PyTree:
-    """Shapes, dtypes and shardings of a global batch, to compile a step for it."""
+    """Return shapes, dtypes and shardings of a global batch, to compile a step."""
     sharding = NamedSharding(layout.mesh, BATCH)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), batch)

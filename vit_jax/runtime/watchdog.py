@@ -1,4 +1,4 @@
-"""Detection of hanging steps and reads, so that a launcher can restart the job."""
+"""Detect hanging steps and reads, so that a launcher can restart the job."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Watchdog:
     code 1.
 
     Args:
-      seconds: Longer than the longest step, compilation, evaluation or save; None disables it.
+      seconds: Time limit, longer than any step, compilation, evaluation or save; None for none.
     """
 
     def __init__(self, seconds: float | None):
@@ -41,7 +41,7 @@ class Watchdog:
         self._stop.set()
 
     def beat(self, done: str) -> None:
-        """Record what was just finished."""
+        """Record that `done` was just finished."""
         self._last, self._done = time.monotonic(), done
 
     def _watch(self) -> None:
@@ -72,11 +72,11 @@ class Stalled(Exception):
 
 
 class Interrupted(Exception):
-    """A wait or an evaluation without a result, given up because a stop was requested."""
+    """A wait or evaluation was given up because a stop was requested."""
 
 
 class Stopping(Protocol):
-    """Whether a stop was requested; see `vit_jax.runtime.preemption.Preemption.should_stop`."""
+    """Function that returns whether a stop was requested; see `Preemption.should_stop`."""
 
     def __call__(self, *, waiting: bool = False) -> bool: ...
 
@@ -90,13 +90,13 @@ _abandoned = False
 
 
 def abandon_thread() -> None:
-    """Record that a thread that may hang is left behind, so that no exit waits for threads."""
+    """Record that a thread may hang, so that the exit does not wait for threads."""
     global _abandoned
     _abandoned = True
 
 
 def has_abandoned_thread() -> bool:
-    """Return whether a thread that may hang was left behind."""
+    """Return whether an abandoned thread may hang."""
     return _abandoned
 
 
@@ -106,7 +106,7 @@ _changed = threading.Condition()
 
 @contextlib.contextmanager
 def count_read() -> Iterator[None]:
-    """Count the code inside as a read of data, which may hang."""
+    """Count this context as a read of data, which may hang."""
     global _reads
     with _changed:
         _reads += 1
@@ -119,7 +119,7 @@ def count_read() -> Iterator[None]:
 
 
 def wait_for_reads(seconds: float) -> bool:
-    """Wait for all reads of data; returns whether they end within `seconds`."""
+    """Wait for all reads of data; return whether they end within `seconds`."""
     with _changed:
         return _changed.wait_for(lambda: _reads == 0, seconds)
 

@@ -37,7 +37,7 @@ class Run:
     written: Mapping[str, int]
 
     def unwritten(self, step: int, values: Mapping[str, float]) -> dict[str, float]:
-        """Return the numbers that no earlier start has written; a resumed run repeats steps."""
+        """Select numbers that no earlier start has written; a resumed run repeats steps."""
         return {name: value for name, value in values.items() if step > self.written.get(name, -1)}
 
     def is_written(self, step: int, name: str) -> bool:

@@ -36,9 +36,9 @@ class Writer(base.Writer):
     _count = itertools.count()  # a process may open several in a second, read in this order
 
     def __init__(self, run: Run):
-        who = f'{time.time():010.0f}.{socket.gethostname()}.{os.getpid()}.{next(self._count):05}'
+        host = f'{time.time():010.0f}.{socket.gethostname()}.{os.getpid()}.{next(self._count):05}'
         self._run = run
-        self._records = RecordWriter(paths.create(run.local / f'{run_folder.EVENTS}{who}'))
+        self._records = RecordWriter(paths.create(run.local / f'{run_folder.EVENTS}{host}'))
         self._add(0, file_version='brain.Event:2')
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         # TensorBoard drops events with this step or a later one.
@@ -49,8 +49,8 @@ class Writer(base.Writer):
         if step <= self._run.start_step:
             values = self._run.unwritten(step, values)
         value = summary_pb2.Summary.Value
-        listed = [value(tag=visible(k), simple_value=v) for k, v in values.items()]
-        self._add(step, summary=summary_pb2.Summary(value=listed))
+        summaries = [value(tag=visible(k), simple_value=v) for k, v in values.items()]
+        self._add(step, summary=summary_pb2.Summary(value=summaries))
 
     def image(self, step: int, name: str, pixels: UInt8[np.ndarray, 'Y X 3']) -> None:
         """Write a picture of a step; raise OSError if that fails."""
