@@ -5,6 +5,7 @@
 `vit_jax.predict(path, images)` predicts for images: see `vit_jax.inference.predict.predict`.
 `vit_jax.embed(path, images)` computes features: see `vit_jax.inference.embed.embed`.
 `vit_jax.evaluate(path)` evaluates: see `vit_jax.trainer.api.evaluate`.
+`vit_jax.to_nnx(model, variables)` makes a Flax NNX module: see `vit_jax.inference.nnx_module`.
 """
 
 import importlib
@@ -18,10 +19,11 @@ _FOUND_IN = {
     'evaluate': 'vit_jax.trainer.api',
     'load': 'vit_jax.inference.load',
     'predict': 'vit_jax.inference.predict',
+    'to_nnx': 'vit_jax.inference.nnx_module',
     'train': 'vit_jax.trainer.api',
 }
 
-__all__ = ['__version__', 'embed', 'evaluate', 'load', 'predict', 'train']
+__all__ = ['__version__', 'embed', 'evaluate', 'load', 'predict', 'to_nnx', 'train']
 
 
 def __dir__() -> list[str]:
