@@ -90,7 +90,7 @@ def test_samples_go_through_the_chain(colorize, tmp_path):
     chain = ('--upsampler', 'color', '--upsampler', 'spatial')
     out = tmp_path / 'samples.png'
     printed = colorize(*chain, '--samples', '2', '--out', str(out))
-    assert 'read as 8 x 8 RGB' in printed and printed.count('bits a pixel') == 2
+    assert 'read as 8 x 8 RGB' in printed and printed.count('bits per pixel') == 2
     assert out.read_bytes().startswith(b'\x89PNG')
     colorize('--as-seen', '--samples', '2', '--out', str(out))
     (chained,) = json.loads(colorize(*chain, '--samples', '2', '--json'))
@@ -145,9 +145,9 @@ def test_a_run_of_another_task_is_refused(runs, monkeypatch, capsys, tmp_path, t
 
 def test_a_chain_must_fit_together(runs):
     check_chain(runs['core'], [runs['color'], runs['spatial']])
-    with pytest.raises(UserError, match="--workdir 'color' is a run of the task 'coltran_ups"):
+    with pytest.raises(UserError, match=r"--workdir 'color' .* 'coltran_ups"):
         check_chain(runs['color'], [])
-    with pytest.raises(UserError, match="--upsampler 'core' is a run of the task 'coltran'"):
+    with pytest.raises(UserError, match=r"--upsampler 'core' .* 'coltran'"):
         check_chain(runs['core'], [runs['core']])
     larger = dataclasses.replace(runs['core'], image_size=(8, 8))
     with pytest.raises(UserError, match='takes images of 4 x 4 pixels, but core makes 8'):

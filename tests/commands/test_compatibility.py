@@ -48,9 +48,7 @@ def test_another_kind_of_data(smoke_run, capsys):
 def test_evaluations_of_another_size_are_refused_before_training(repo, transforms, one_device):
     flags = ['model.posemb=learn', f'evals.test.transforms={transforms}']
     config = load.load(f'{repo}/experiments/vit/digits.py:smoke', flags)
-    with pytest.raises(
-        UserError, match=r'config.evals.test: digits test .* pos_embed .* 8 x 8 \(1 channel\)'
-    ):
+    with pytest.raises(UserError, match=r'config.evals.test: .* pos_embed .* 8 x 8 \(1 channel\)'):
         build.build(config)
 
 

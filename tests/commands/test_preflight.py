@@ -9,6 +9,7 @@ import sys
 
 import jax
 import pytest
+from helpers.messages import says
 from test_readme import ROOT, commands_in
 
 from vit_jax import __main__
@@ -199,7 +200,7 @@ def test_a_schedule_that_does_not_fit_is_noted_after_the_answer(fake_compiler, c
     shown = capsys.readouterr()
     assert 'batch 64 on' in shown.out
     (line,) = shown.err.splitlines()
-    assert 'batch_size=64, train refuses the 3,600 steps of this run: a warm-up that is' in line
+    assert says(line, 'batch_size=64,', '3,600')
     assert run(*argv, '--config.batch_size=16') == 2
     shown = capsys.readouterr()
     assert 'batch 16 on' in shown.out and shown.err.startswith('error: train refuses')
@@ -248,7 +249,7 @@ def test_where_no_microbatches_fit_or_can_be_is_one_line(fake_compiler):
     with pytest.raises(UserError, match='does not fit with any number of microbatches'):
         command.main(['--config', DIGITS, *slice_, '--config.batch_size=128'])
     assert [r['config']['step']['accum_steps'] for r in fake_compiler] == [1, 2, 4]
-    with pytest.raises(UserError, match=r'batch_size=66: must be a multiple of 4 chips'):
+    with pytest.raises(UserError, match=r'batch_size=66: .* 4 chips'):
         command.main(['--config', DIGITS, *slice_, '--config.batch_size=66'])
     with pytest.raises(UserError, match='leave out --eval'):
         command.main(['--config', DIGITS, *slice_, '--eval'])

@@ -336,7 +336,7 @@ def test_a_section_that_is_missing_or_no_group(section: str) -> None:
 
 
 def test_a_misspelt_section_is_unknown_and_not_only_missing() -> None:
-    with pytest.raises(UserError, match="unknown key 'modle'; did you mean 'model'"):
+    with pytest.raises(UserError, match=r"unknown key 'modle'; .* 'model'"):
         load.override(ConfigDict({'modle': {'name': 'vit'}}), [])
 
 

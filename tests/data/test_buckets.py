@@ -324,7 +324,7 @@ def test_transforms_take_their_vocabulary_to_other_processes(tmp_path, vocab):
     ('spec', 'message'),
     [
         ('tokenize', r"'tokenize': .*config\.data\.vocab"),
-        ('lower', r"p\.tsv line 1: 'source' is not a sequence of ids.*end in 'tokenize'"),
+        ('lower', r"p\.tsv line 1: 'source' .* 'tokenize'"),
         ('flip', "transforms 'flip'"),
     ],
 )
@@ -334,9 +334,7 @@ def test_transforms_that_make_no_sequences(tmp_path, spec, message):
 
 
 def test_text_without_buckets_says_what_to_set(tmp_path):
-    with pytest.raises(
-        UserError, match=r"'source' is text; .*config\.data\.buckets=\(16, 32, 64\)"
-    ):
+    with pytest.raises(UserError, match=r"'source' .*config\.data\.buckets=\(16, 32, 64\)"):
         loading.open_as_dataset(text(tmp_path), PLAIN, batch_size=1).shapes  # noqa: B018
     source = open_source('synthetic:copy', 'train')
     with pytest.raises(UserError, match=r'set config\.data\.buckets'):
@@ -352,7 +350,7 @@ def test_bounds_grow(bounds):
 @pytest.mark.parametrize(
     ('options', 'message'),
     [
-        ({'batch_size': 127}, 'batch_size=127: with buckets it counts tokens, and 8 rows of 16'),
+        ({'batch_size': 127}, r'batch_size=127: .* 8 .* 16'),
         ({'seed': -1}, 'seed=-1'),
         ({'process_count': 3}, 'divide into the 3 equal parts'),
     ],

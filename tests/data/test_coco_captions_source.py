@@ -53,7 +53,7 @@ def test_a_missing_image_is_a_broken_record(tmp_path):
     name = write(tmp_path)
     (tmp_path / 'val' / 'b.png').unlink()
     source = open_source(name, 'val')
-    with pytest.raises(UserError, match=r'1 of 3 records broken.*b\.png: No such file'):
+    with pytest.raises(UserError, match=r'1 of 3 records broken.*b\.png:'):
         source[2]
 
 

@@ -159,15 +159,15 @@ def test_images_that_are_absent_or_of_another_size_are_broken(tmp_path):
         ({'images': [*IMAGES, IMAGES[0]]}, 'have the same id'),
         (
             {'annotations': [annotation(1, 20, 9, [0, 0, 1, 1])]},
-            'annotation 1 refers to the unknown category 9',
+            r'annotation 1 .* category 9',
         ),
         (
             {'annotations': [annotation(1, 21, 7, [0, 0, 1, 1])]},
-            'annotation 1 refers to the unknown image 21',
+            r'annotation 1 .* image 21',
         ),
         (
             {'annotations': [annotation(1, 20, 7, [0, 0, 1])]},
-            r'not in COCO format: annotation 1: bbox \[0, 0, 1\] is not four numbers',
+            r'COCO .* 1: bbox \[0, 0, 1\]',
         ),
         ({'annotations': [annotation(1, 20, 7, 'box')]}, "annotation 1: bbox 'box' is not"),
         (
@@ -235,7 +235,7 @@ def test_images_without_pixels_are_refused(tmp_path):
 
 def test_what_is_not_there_is_told(tmp_path):
     name = write(tmp_path)
-    with pytest.raises(UserError, match="unknown split 'vla'; did you mean 'val'"):
+    with pytest.raises(UserError, match=r"unknown split 'vla'; .* 'val'"):
         open_source(name, 'vla')
     with pytest.raises(UserError, match='does not exist'):
         open_source(f'coco:{tmp_path}/nowhere', 'val')

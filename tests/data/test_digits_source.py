@@ -49,11 +49,11 @@ def test_few_per_class():
 
 
 def test_mistakes():
-    with pytest.raises(UserError, match="unknown split 'tset'; did you mean 'test'"):
+    with pytest.raises(UserError, match=r"unknown split 'tset'; .* 'test'"):
         open_source('digits', 'tset')
     with pytest.raises(UserError, match='8x8'):
         open_source('digits:8x8', 'train')
-    with pytest.raises(UserError, match="unknown source name 'digit'; did you mean 'digits'"):
+    with pytest.raises(UserError, match=r"unknown source name 'digit'; .* 'digits'"):
         open_source('digit', 'train')
 
 

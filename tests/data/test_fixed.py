@@ -281,7 +281,7 @@ def test_many_threads_give_the_generator_of_the_right_example():
     [
         ({'batch_size': 31}, '30 examples .*batch_size=31'),
         ({'batch_size': 0}, 'batch_size=0: must be positive'),
-        ({'process_count': 3}, 'batch_size=8: must be positive and divide into the 3 equal parts'),
+        ({'process_count': 3}, r'batch_size=8: .* 3'),
         ({'seed': -1}, 'seed=-1'),
         ({'threads': -1}, 'threads=-1: must be 0 or more'),
         ({'workers': -2}, 'workers=-2: must be 0 or more'),

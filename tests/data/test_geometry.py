@@ -388,7 +388,7 @@ def test_padding_of_segments_is_void():
     cut = geometry.crop(record, 1, 0, 1, 2)
     np.testing.assert_array_equal(cut['segments'], [[-1, 1]])
     np.testing.assert_array_equal(cut['labels'], [1])
-    with pytest.raises(UserError, match=r"'segments' has shape \(2, 2\); it must be \[3, 2\]"):
+    with pytest.raises(UserError, match=r"'segments' .* \(2, 2\); .* \[3, 2\]"):
         geometry.flip({**record, 'image': np.zeros((3, 2, 3), np.uint8)})
 
 

@@ -161,7 +161,7 @@ def test_a_mask_of_another_size_or_damaged_is_a_broken_record(tmp_path):
     source = masks.Source(str(tmp_path), 'train')
     for stem in 'ab':
         save(tmp_path / f'masks/{stem}.png', IDS[:2])
-    with pytest.raises(BrokenRecord, match=r'masks/.\.png: has 4 x 2 pixels, the image .*4 x 3'):
+    with pytest.raises(BrokenRecord, match=r'masks/.\.png: has 4 x 2 .*4 x 3'):
         source[0]
     for stem in 'ab':
         (tmp_path / f'masks/{stem}.png').write_bytes(b'x')
@@ -242,9 +242,7 @@ def test_pictures_and_binary_masks_say_what_to_list(tmp_path):
 def test_missing_files_and_folders(tmp_path):
     name = write(tmp_path / 'a')
     (tmp_path / 'a/masks/b.png').rename(tmp_path / 'a/masks/b.jpg')
-    with pytest.raises(
-        UserError, match=r'b\.jpg: its mask .*masks/b\.png is missing; .*b\.jpg is no'
-    ):
+    with pytest.raises(UserError, match=r'b\.jpg: .*masks/b\.png .*b\.jpg'):
         open_source(name, 'train')
     (tmp_path / 'a/masks/a.png').unlink()
     with pytest.raises(UserError, match=r'\(2 of 2 '):

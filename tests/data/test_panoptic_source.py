@@ -88,7 +88,7 @@ def test_pictures_that_are_not_as_listed_are_broken(tmp_path):
         ({'images': [*IMAGES, {**IMAGES[0], 'id': 9}]}, 'image 9 has no annotation'),
         (
             {'segments': [{'id': 5, 'category_id': 3}]},
-            'segment 5 of image 8 refers to the unknown category 3',
+            r'segment 5 .* 8 .* category 3',
         ),
         ({'categories': [{'id': 1, 'name': 'person'}]}, "'isthing'"),
         ({'categories': [CATEGORIES[0] | {'isthing': 'no'}]}, "category 200: isthing is 'no'"),

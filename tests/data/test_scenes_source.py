@@ -60,7 +60,7 @@ def test_annotations_are_the_record_without_its_image():
 
 
 def test_mistakes():
-    with pytest.raises(UserError, match="unknown split 'tset'; did you mean 'test'"):
+    with pytest.raises(UserError, match=r"unknown split 'tset'; .* 'test'"):
         open_source('scenes', 'tset')
     for path in ('many', '0', '-3'):
         with pytest.raises(UserError, match='the number of training images'):

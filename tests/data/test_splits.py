@@ -112,7 +112,7 @@ def test_percentages_round_as_in_tfds(monkeypatch, size, split):
         ('train[:102]', '102 is beyond the 101 examples'),
         ('train[:101%]', '101% is beyond'),
         ('train[:40 per class]', 'class a: 40 is beyond the 34'),
-        ('train[60:40]', "selects no example .the split has 101 in 'train'."),
+        ('train[60:40]', r"101 in 'train'."),
     ],
 )
 def test_mistakes_are_one_line(split, message):

@@ -125,7 +125,7 @@ def test_splits(data_dir):
     write(data_dir, 'pets')
     source = open_source('tfds:pets', 'test[:40%]+train[:1 per class]')
     assert [int(source[i]['image'][0, 0, 0]) for i in range(len(source))] == [0, 1, 0, 1, 2]
-    with pytest.raises(UserError, match="unknown split 'tests'; did you mean 'test'"):
+    with pytest.raises(UserError, match=r"unknown split 'tests'; .* 'test'"):
         open_source('tfds:pets', 'tests')
 
 
@@ -151,8 +151,8 @@ def test_versions_and_configs(data_dir):
     for name, message in {
         'pets:1.9.1': r"unknown version '1\.9\.1'; did you mean '1\.9\.0'",
         'pest': "unknown data set 'pest'; did you mean 'pets'.*tfds build pest --file_format",
-        'subset': 'choose a config: tfds:subset/10pct, tfds:subset/1pct',
-        'subset/2pct': "unknown config '2pct'; did you mean '1pct'",
+        'subset': 'tfds:subset/10pct, tfds:subset/1pct',
+        'subset/2pct': r"unknown config '2pct'; .* '1pct'",
         'pets/': 'write tfds:NAME',
     }.items():
         with pytest.raises(UserError, match=message) as error:
@@ -191,7 +191,7 @@ def test_other_features_are_refused(data_dir):
         features=features,
         example=lambda i: {'image': png(i), 'caption': 'a'},
     )
-    with pytest.raises(UserError, match="no 'label' of type ClassLabel; its features are"):
+    with pytest.raises(UserError, match=r"no 'label' .* ClassLabel;"):
         open_source('tfds:captions', 'train')
 
 

@@ -155,7 +155,7 @@ def test_random_crop_visits_every_window():
     seen = [windows[apply('random_crop((3, 5))', image, i).tobytes()] for i in range(200)]
     assert set(seen) == set(windows.values())
     np.testing.assert_array_equal(apply('random_crop((5, 6))', image), image)
-    with pytest.raises(UserError, match=r'random_crop\(6\): the image has 6 x 5 pixels'):
+    with pytest.raises(UserError, match=r'random_crop\(6\): .* 6 x 5 pixels'):
         apply('random_crop(6)', image)
 
 
@@ -338,7 +338,7 @@ def test_travels_to_other_processes():
 @pytest.mark.parametrize(
     ('spec', 'message'),
     [
-        ('flop', "'flop': unknown transform 'flop'; did you mean 'flip'"),
+        ('flop', r"'flop': unknown transform 'flop'; .* 'flip'"),
         ('flip|', 'write for example'),
         ('resize(8', 'write for example'),
         ('resize', "'resize': missing a required argument: 'size'"),
@@ -363,8 +363,8 @@ def test_travels_to_other_processes():
         ('inception_crop(8, 0.5, 200)', 'must be percentages'),
         ('random_erasing(1.5)', r'must be in \[0, 1\]'),
         ('randaugment(0, 10)', 'num_layers=0 must be a positive integer'),
-        ('randaugment(2, -1)', 'magnitude=-1 must be a number, 0 or more'),
-        ('value_range(1, 0)', 'low=1 must be less than high=0'),
+        ('randaugment(2, -1)', r'magnitude=-1 .* 0'),
+        ('value_range(1, 0)', r'low=1 .* high=0'),
         ('keep()', "needs the fields' names"),
         ('3|flip', "unknown transform '3'"),
         ('no_such_lab.crop(3)', "cannot import 'no_such_lab.crop'"),

@@ -76,7 +76,7 @@ def test_a_file(vocab, tmp_path):
 
 
 def test_files_that_are_none(tmp_path):
-    with pytest.raises(UserError, match=r'no\.model.*No such file.*python -m vit_jax vocab'):
+    with pytest.raises(UserError, match=r'no\.model.*No .* vit_jax vocab'):
         vocabulary.load(tmp_path / 'no.model')
     path = tmp_path / 'text.model'
     path.write_text('hello')
@@ -98,7 +98,7 @@ def test_other_special_ids_are_refused_for_pairs(tmp_path):
     assert ids[-1] == 2
     assert vocab.decode(ids) == 'a man'
     # Nor one by one, to a model that generates text with its own special ids.
-    with pytest.raises(UserError, match='data: the vocabulary has pad -1, bos 1'):
+    with pytest.raises(UserError, match=r'data: .* -1, bos 1'):
         vocabulary.require_ids(vocab, seq2seq.Model(vocab_size=50), 'data')
 
 

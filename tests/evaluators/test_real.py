@@ -76,7 +76,7 @@ def test_no_image_has_a_label():
 def test_data_without_such_labels(labels, tmp_path):
     with pytest.raises(UserError, match=r"'real_label'; .*tfds:imagenet2012_real"):
         Evaluator().open(data(Files(), label=None))
-    with pytest.raises(UserError, match=r'cat3\.png: .* validation image of ImageNet'):
+    with pytest.raises(UserError, match=r'cat3\.png: .* ImageNet'):
         Evaluator(labels).open(data(Files('cat{}.png')))
     with pytest.raises(UserError, match=r'labels has 4 images, .* 30'):
         Evaluator(labels).open(data(Files('ILSVRC2012_val_{:07}0.JPEG')))

@@ -87,9 +87,7 @@ def test_mistakes(evaluator):
     with pytest.raises(UserError, match='needs the images that the task predicts, and labels'):
         evaluator.update({}, batch([0]))
     other = types.SimpleNamespace(source=SOURCE, info=SourceInfo(3, ('red', 'green', 'blue')))
-    with pytest.raises(
-        UserError, match=r'has 2 classes \(red, green\), which are not the 3 \(blue, '
-    ):
+    with pytest.raises(UserError, match=r'has 2 classes \(red, .* 3 \(blue, '):
         evaluator.open(other)
     with pytest.raises(UserError, match="classifier 'runs/a' does not predict classes"):
         evaluator.read_models(lambda path: MODEL._replace(class_names=()))

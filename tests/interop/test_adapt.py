@@ -194,17 +194,17 @@ def test_patches_of_another_size_give_the_same_tokens():
 @pytest.mark.parametrize(
     ('fields', 'message'),
     [
-        (dict(mlp_dim=20), r'block_0/mlp/fc1/kernel has shape \(16, 24\) instead of \(16, 20\)'),
-        (dict(num_heads=4), r'qkv/kernel has shape \(16, 3, 2, 8\) instead of \(16, 3, 4, 4\)'),
+        (dict(mlp_dim=20), r'block_0/mlp/fc1/kernel .* \(16, 24\) .* \(16, 20\)'),
+        (dict(num_heads=4), r'qkv/kernel .* \(16, 3, 2, 8\) .* \(16, 3, 4, 4\)'),
         (dict(depth=2), r'encoder/block_2/\S+ \(.*\) is unknown.*and \d+ more'),
         (dict(depth=4), r'encoder/block_3/\S+ \(.*\) is missing'),
         (dict(depth=4, scan=True), r'encoder/block_3/\S+ \(.*\) is missing'),
-        (dict(pool='gap'), r'pos_embed has shape \(1, 17, 16\) instead of \(1, 16, 16\)'),
+        (dict(pool='gap'), r'pos_embed .* \(1, 17, 16\) .* \(1, 16, 16\)'),
         (dict(posemb='sincos2d'), r'pos_embed \(1, 17, 16\) is unknown'),
-        (dict(channels=1), r'patch_embed/kernel has shape \(4, 4, 3, 16\) instead of \(4, 4, 1'),
+        (dict(channels=1), r'patch_embed/kernel .* \(4, 4, 3, 16\) .* \(4, 4, 1'),
         (
             dict(size=(20, 20), old=(12, 12)),
-            r'pos_embed has shape \(1, 17, 16\) instead of \(1, 26, 16\)',
+            r'pos_embed .* \(1, 17, 16\) .* \(1, 26, 16\)',
         ),
     ],
 )
@@ -306,19 +306,19 @@ def test_scanned_blocks_are_selected_by_the_names_of_separate_ones(params):
     [
         (
             'encodr',
-            "checkpoint has no parameters below 'encodr'; did you mean 'encoder'.*: cls",
+            r"checkpoint .* 'encodr'; .* 'encoder'.*: cls",
         ),
         ('encoder/block_7', "did you mean 'encoder/block_"),
-        ('encoder/blok_*', r"no parameters below 'encoder/blok_\*'; did you mean 'encoder/block_"),
+        ('encoder/blok_*', r"'encoder/blok_\*'; .* 'encoder/block_"),
         (
             'encoder->bakbone',
-            "model has no parameters below 'bakbone'; did you mean 'backbone'",
+            r"model .* 'bakbone'; .* 'backbone'",
         ),
-        ('encoder->backbone', r'backbone/block_0/attention/out/bias \(16,\) is unknown; '),
+        ('encoder->backbone', r'backbone/block_0/attention/out/bias \(16,\)'),
         ('encoder->backbone/encoder,encoder->backbone/encoder', 'two parts are for backbone/enc'),
         ('a->b->c', 'PATH or SOURCE->TARGET'),
         ('encoder,', 'PATH or SOURCE->TARGET'),
-        ('cls_token->boxes/bias', r'boxes/bias has shape \(1, 1, 16\) instead of \(4,\)'),
+        ('cls_token->boxes/bias', r'boxes/bias .* \(1, 1, 16\) .* \(4,\)'),
     ],
 )
 def test_a_selection_that_leads_nowhere_is_one_line(params, text, message):
@@ -332,7 +332,7 @@ def test_layers_that_a_model_does_not_call_head_have_to_fit(params):
         head_layers = ('other',)
 
     model = Headless(**FIELDS | {'num_classes': 7})
-    with pytest.raises(UserError, match=r'head/bias has shape \(4,\) instead of \(7,\)'):
+    with pytest.raises(UserError, match=r'head/bias .* \(4,\) .* \(7,\)'):
         adapting.adapt(params, shapes_of(model), model)
 
 

@@ -175,7 +175,7 @@ def test_mistakes_are_one_line(own, tmp_path):
     path = tmp_path / 'a.npz'
     files.write_npz(path, TIMM)
     for name, message in [
-        ('tim_vit', "unknown family of checkpoints 'tim_vit'; did you mean 'timm_vit'"),
+        ('tim_vit', r"unknown family .* 'tim_vit'; .* 'timm_vit'"),
         ('my_lab.interop.patch', "no module 'my_lab.interop.patch' can be imported"),
         ('my_lab.interop.nothing', 'has neither matches and read nor WRITERS'),
         (own, f'matches these parameters .found .*; tried {own}'),
@@ -188,9 +188,7 @@ def test_mistakes_are_one_line(own, tmp_path):
         match=r"a 'swin' cannot be written as an .npz file \(.safetensors for transformers is pos",
     ):
         interop.write(imported('swin'), tmp_path / 'a.npz')
-    with pytest.raises(
-        UserError, match=r"a 'swin' .*for transformers is possible without .*: timm_swin only"
-    ):
+    with pytest.raises(UserError, match=r"a 'swin' .* timm_swin only"):
         interop.write(imported('swin'), f'timm_swin:{tmp_path}/b')
     with pytest.raises(UserError, match=f'cannot be written as an .npz file .*: tried {own}'):
         interop.write(imported('bit_resnet'), f'{own}:{tmp_path}/b.npz')

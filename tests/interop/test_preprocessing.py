@@ -420,7 +420,7 @@ def test_processors_in_one_file(tmp_path):
     assert one.transforms == other.transforms == "drop_alpha|resize((20, 20), 'bicubic')"
     jax.tree.map(np.testing.assert_array_equal, one.params, other.params)
     (place / 'processor_config.json').write_text('{"image_processor": 3}')
-    with pytest.raises(UserError, match='image_processor is not a JSON object'):
+    with pytest.raises(UserError, match=r'image_processor .* JSON object'):
         interop.read(place)
 
 

@@ -118,7 +118,5 @@ def test_what_is_refused_is_named(arrays, tmp_path):
     with pytest.raises(UserError, match=r'; all names begin with mine\.'):
         read(tmp_path, below('mine.', arrays))
     more = arrays | {'vit.layers.0.adapter.weight': np.ones((2, 2), np.float32)}
-    with pytest.raises(
-        UserError, match=r'a.safetensors, below module.: .*no part called vit.layers.0.adapter'
-    ):
+    with pytest.raises(UserError, match=r'a.safetensors, .* vit.layers.0.adapter'):
         read(tmp_path, below('module.', more))

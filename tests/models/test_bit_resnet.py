@@ -267,10 +267,10 @@ def test_variant_gives_keywords_of_the_model():
 @pytest.mark.parametrize(
     ('call', 'message'),
     [
-        (lambda: variant('R50x2'), "unknown BiT variant 'R50x2'; did you mean 'R50x"),
-        (lambda: Model(dtype='bf16'), "unknown dtype 'bf16'; did you mean 'bfloat16'"),
-        (lambda: Model(width_factor=0), 'width_factor must be at least 1, not 0'),
-        (lambda: Model(layers=(3, 0)), r'layers \(3, 0\): every stage needs at least one block'),
+        (lambda: variant('R50x2'), r"unknown BiT variant 'R50x2'; .* 'R50x"),
+        (lambda: Model(dtype='bf16'), r"unknown dtype 'bf16'; .* 'bfloat16'"),
+        (lambda: Model(width_factor=0), r'width_factor .* 1, not 0'),
+        (lambda: Model(layers=(3, 0)), r'layers \(3, 0\):'),
     ],
 )
 def test_mistakes(call, message):

@@ -136,9 +136,9 @@ def test_positions_are_resized_with_the_images(params):
 @pytest.mark.parametrize(
     ('fields', 'inputs', 'words'),
     [
-        ({'decoder_depth': 0}, (), 'decoder_depth must be at least 1, not 0'),
-        ({'width': 9}, (), 'width 9 is not a multiple of num_heads 2'),
-        ({'length': 4}, (IMAGES, TARGET_IN), 'captions have 5 ids, the model was made for 4'),
+        ({'decoder_depth': 0}, (), r'decoder_depth .* 1, not 0'),
+        ({'width': 9}, (), r'width 9 .* num_heads 2'),
+        ({'length': 4}, (IMAGES, TARGET_IN), r'captions have 5 .* 4'),
         ({'mask_token': False}, (IMAGES, TARGET_IN, ALL), 'set config.task.parallel=0'),
     ],
 )

@@ -115,10 +115,10 @@ def test_positions_of_another_size_are_resized(model, params):
 @pytest.mark.parametrize(
     ('fields', 'message'),
     [
-        ({'patch_out': 3}, 'patch_out 3 does not divide patch_size 4'),
-        ({'num_heads': 3}, 'width 16 is not a multiple of num_heads 3'),
+        ({'patch_out': 3}, r'patch_out 3 .* patch_size 4'),
+        ({'num_heads': 3}, r'width 16 .* num_heads 3'),
         ({'posemb': 'sine'}, 'unknown posemb'),
-        ({'decoder_depth': 0}, 'decoder_depth must be at least 1'),
+        ({'decoder_depth': 0}, r'decoder_depth .* 1'),
     ],
 )
 def test_mistakes(fields, message):

@@ -95,7 +95,7 @@ def test_masks_are_as_fine_as_their_stride_says(stride, grid):
     assert outputs['masks'].shape == (1, model.num_queries, *grid)
     adapters = {name for name in variables['params']['mask_head'] if 'adapter' in name}
     assert len(adapters) == (2 if stride == 2 else 1)
-    with pytest.raises(UserError, match=r'mask_stride=3: must be one of \(2, 4\)'):
+    with pytest.raises(UserError, match=r'mask_stride=3: .* \(2, 4\)'):
         dataclasses.replace(helper.PANOPTIC, mask_stride=3)
 
 

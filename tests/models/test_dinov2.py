@@ -177,8 +177,8 @@ def test_layers_are_in_the_order_of_the_authors():
 @pytest.mark.parametrize(
     ('fields', 'message'),
     [
-        ({'prototypes': 0}, 'prototypes must be at least 1, not 0'),
-        ({'num_heads': 3}, 'width 8 is not a multiple of num_heads 3'),
+        ({'prototypes': 0}, r'prototypes .* 1, not 0'),
+        ({'num_heads': 3}, r'width 8 .* num_heads 3'),
         ({'gelu': 'relu'}, "gelu 'relu'"),
     ],
 )

@@ -276,12 +276,12 @@ def test_variant_gives_keywords_of_the_model():
 @pytest.mark.parametrize(
     ('call', 'message'),
     [
-        (lambda: variant('R50+B/32'), r"unknown hybrid variant 'R50\+B/32'; did you mean 'R"),
-        (lambda: Model(layers=(2, 0)), r'layers \(2, 0\): every stage needs at least one block'),
-        (lambda: Model(width=30), 'width 30 is not a multiple of num_heads 12'),
+        (lambda: variant('R50+B/32'), r"unknown hybrid variant 'R50\+B/32'; .* 'R"),
+        (lambda: Model(layers=(2, 0)), r'layers \(2, 0\):'),
+        (lambda: Model(width=30), r'width 30 .* num_heads 12'),
         (
             lambda: shapes(Model(**variant('R26+S/32')), (224, 240)),
-            'images are 240 x 224: this hybrid needs positive multiples of 32 pixels',
+            r'images are 240 x 224: .* 32 pixels',
         ),
     ],
 )

@@ -171,9 +171,9 @@ def test_positions_of_another_size_are_computed(model, params):
 @pytest.mark.parametrize(
     ('fields', 'message'),
     [
-        ({'mask_ratio': 1.0}, 'mask_ratio must be at least 0 and below 1, not 1.0'),
-        ({'mask_ratio': 0.99}, 'mask_ratio 0.99 leaves none of 24 patches to be seen: lower it'),
-        ({'decoder_heads': 3}, 'decoder_width 8 is not a multiple of decoder_heads 3'),
+        ({'mask_ratio': 1.0}, r'mask_ratio .* 0 .* 1, not 1.0'),
+        ({'mask_ratio': 0.99}, r'mask_ratio 0.99 .* 24'),
+        ({'decoder_heads': 3}, r'decoder_width 8 .* decoder_heads 3'),
         ({'gelu': 'relu'}, "block.gelu 'relu'"),
     ],
 )

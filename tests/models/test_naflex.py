@@ -250,9 +250,9 @@ def test_the_picture_of_positions_is_that_of_the_table():
     [
         ({'posemb': 'sincos2d'}, "embed='learn'"),
         ({'positions': 'rope'}, "kind='none'"),
-        ({'pos_grid': 0}, 'pos_grid must be at least 1'),
-        ({'kernel_size': 0}, 'kernel_size must be at least 1, not 0'),
-        ({'patch_dropout': 1.0}, 'patch_dropout must be at least 0 and below 1'),
+        ({'pos_grid': 0}, r'pos_grid .* 1'),
+        ({'kernel_size': 0}, r'kernel_size .* 1, not 0'),
+        ({'patch_dropout': 1.0}, r'patch_dropout .* 0 .* 1'),
     ],
 )
 def test_impossible_fields_are_refused(fields, message):

@@ -236,14 +236,14 @@ def test_embeddings_start_with_variance_1_over_width():
 @pytest.mark.parametrize(
     ('fields', 'message'),
     [
-        ({'norm': 'past'}, "unknown norm 'past'; did you mean 'post'"),
-        ({'positions': 'learned'}, "unknown positions 'learned'; did you mean 'interleaved'"),
-        ({'activation': 'relu6'}, "unknown activation 'relu6'; did you mean 'relu'"),
+        ({'norm': 'past'}, r"unknown norm 'past'; .* 'post'"),
+        ({'positions': 'learned'}, r"unknown positions 'learned'; .* 'interleaved'"),
+        ({'activation': 'relu6'}, r"unknown activation 'relu6'; .* 'relu'"),
         ({'dtype': 'float8'}, "unknown dtype 'float8'"),
-        ({'num_heads': 3}, 'width 16 is not a multiple of num_heads 3'),
+        ({'num_heads': 3}, r'width 16 .* num_heads 3'),
         ({'width': 15, 'num_heads': 5}, 'an even width, not 15'),
-        ({'depth': 0}, 'depth must be at least 1, not 0'),
-        ({'dropout': 1.0}, 'dropout must be at least 0 and below 1, not 1.0'),
+        ({'depth': 0}, r'depth .* 1, not 0'),
+        ({'dropout': 1.0}, r'dropout .* 0 .* 1, not 1.0'),
     ],
 )
 def test_mistakes(fields, message):

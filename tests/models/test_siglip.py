@@ -129,9 +129,9 @@ def test_attention_maps_and_pictures_are_those_of_images(params):
     ('fields', 'words'),
     [
         ({'pool': 'mean'}, "'mean'.*'map'"),
-        ({'embed_dim': 8}, 'embed_dim=8: the image tower has width 16; make them equal, or set'),
+        ({'embed_dim': 8}, r'embed_dim=8: .* 16;'),
         ({'init_scale': 0.0}, 'logits.scale=0.0'),
-        ({'text_width': 9}, 'texts.width 9 is not a multiple of texts.num_heads 2'),
+        ({'text_width': 9}, r'texts.width 9 .* texts.num_heads 2'),
     ],
 )
 def test_fields_that_make_no_model(fields, words):
@@ -140,5 +140,5 @@ def test_fields_that_make_no_model(fields, words):
 
 
 def test_texts_of_another_length(params):
-    with pytest.raises(UserError, match=r'texts have 3 ids, the model was made for 5'):
+    with pytest.raises(UserError, match=r'texts have 3 .* 5'):
         Model(**TINY).apply({'params': params}, IDS[:, :3], method='embed_texts')

@@ -234,7 +234,7 @@ def test_tables_are_resized_as_torch_does(sizes):
     [
         ({'depths': (2, 2, 2)}, 'every stage'),
         ({'depths': (2, 0)}, 'every stage'),
-        ({'num_heads': (3, 4)}, 'width 8 of stage 0 is not a multiple of its 3 heads'),
+        ({'num_heads': (3, 4)}, r'width 8 .* 0 .* 3 heads'),
         ({'window': 0}, 'window must be at least 1'),
         ({'gelu': 'exact'}, 'gelu'),
         ({'drop_path': 1.0}, 'drop_path'),

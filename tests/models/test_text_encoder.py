@@ -60,8 +60,8 @@ def test_without_classes_there_is_no_head():
 @pytest.mark.parametrize(
     ('fields', 'words'),
     [
-        ({'num_heads': 3}, 'width 8 is not a multiple of num_heads 3'),
-        ({'vocab_size': 0}, 'vocab_size must be at least 1, not 0'),
+        ({'num_heads': 3}, r'width 8 .* num_heads 3'),
+        ({'vocab_size': 0}, r'vocab_size .* 1, not 0'),
         ({'gelu': 'relu'}, "block.gelu 'relu'"),
     ],
 )

@@ -446,7 +446,7 @@ def test_variant_gives_keywords_of_the_model():
 @pytest.mark.parametrize(
     ('name', 'message'),
     [
-        ('T/16', "unknown ViT variant 'T'; did you mean 'Ti'"),
+        ('T/16', r"unknown ViT variant 'T'; .* 'Ti'"),
         ('B16', "unknown ViT variant 'B16'"),
         ('B', "'B' needs a patch size, for example B/16"),
         ('B/0', "'B/0' needs a patch size"),
@@ -466,12 +466,12 @@ def test_unknown_variants_are_refused(name, message):
             {'fc_norm': True},
             "pool.norm=True .*'gap' or 'patches', not 'cls'",
         ),
-        ({'posemb': 'learned'}, "positions.embed 'learned'; did you mean 'learn'"),
+        ({'posemb': 'learned'}, r"positions.embed 'learned'; .* 'learn'"),
         ({'gelu': 'exact'}, "block.gelu 'exact'"),
         ({'residual_dtype': 'half'}, "block.residual_dtype 'half'"),
-        ({'dtype': 'bf16'}, "unknown dtype 'bf16'; did you mean 'bfloat16'"),
-        ({'num_heads': 7}, 'width 768 is not a multiple of num_heads 7'),
-        ({'drop_path': 1.0}, 'drop_path must be at least 0 and below 1, not 1.0'),
+        ({'dtype': 'bf16'}, r"unknown dtype 'bf16'; .* 'bfloat16'"),
+        ({'num_heads': 7}, r'width 768 .* num_heads 7'),
+        ({'drop_path': 1.0}, r'drop_path .* 0 .* 1, not 1.0'),
         ({'attention_dropout': -0.1}, 'attention_dropout must be'),
     ],
 )

@@ -514,9 +514,9 @@ def test_attention_maps_have_the_grid_of_the_patches():
 @pytest.mark.parametrize(
     ('fields', 'message'),
     [
-        ({'mlp': 'swigloo'}, "block.mlp 'swigloo'; did you mean 'swiglu'"),
-        ({'mlp': 'swiglu(norms=True)'}, "block: .*'mlp_norms'; did you mean 'mlp_norm'"),
-        ({'mlp': 'swiglu(norm=1)'}, 'mlp_norm must be like False, not 1'),
+        ({'mlp': 'swigloo'}, r"block.mlp 'swigloo'; .* 'swiglu'"),
+        ({'mlp': 'swiglu(norms=True)'}, r"block: .*'mlp_norms'; .* 'mlp_norm'"),
+        ({'mlp': 'swiglu(norm=1)'}, r'mlp_norm .* 1'),
         ({'mlp': 'swiglu(True)'}, "write a name, or a call as 'name"),
         ({'mlp': 'swiglu(norm=open("a"))'}, 'write a name, or a call'),
         ({'mlp': ''}, "mlp='': write a name"),
@@ -533,7 +533,7 @@ def test_attention_maps_have_the_grid_of_the_patches():
         ({'positions': 'rope_dinov3(theta="1")'}, "theta must be like 100.0, not '1'"),
         ({'positions': 'rope', 'width': 12, 'num_heads': 2}, 'a multiple of 4 wide, not 6'),
         ({'no_bias': 'qkv'}, "unknown layer of no_bias 'qkv'"),
-        ({'registers': -1}, 'registers must be at least 0, not -1'),
+        ({'registers': -1}, r'registers .* 0, not -1'),
     ],
 )
 def test_impossible_parts_are_refused_at_construction(fields, message):

@@ -259,8 +259,8 @@ def test_what_the_step_leaves_alone_is_not_moved():
 @pytest.mark.parametrize(
     ('options', 'words'),
     [
-        ({'beams': 0}, 'beams must be at least 1, not 0'),
-        ({'max_len': 0}, 'max_len must be at least 1'),
+        ({'beams': 0}, r'beams .* 1, not 0'),
+        ({'max_len': 0}, r'max_len .* 1'),
         ({'alpha': -0.1}, 'alpha must be at least 0'),
         ({'stop': 'ful'}, "did you mean 'full'"),
     ],

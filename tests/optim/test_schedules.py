@@ -141,11 +141,11 @@ def test_a_warm_up_that_does_not_fit_is_shortened():
 @pytest.mark.parametrize(
     ('options', 'message'),
     [
-        ({'name': 'cosin'}, "unknown schedule 'cosin'; did you mean 'cosine'"),
+        ({'name': 'cosin'}, r"unknown schedule 'cosin'; .* 'cosine'"),
         ({'peak': float('nan')}, 'peak=nan must be finite'),
         ({'peak': -1.0}, 'peak=-1.0'),
         ({'final': -1e-5}, 'final=-1e-05'),
-        ({'cooldown_form': 'lin'}, "unknown form 'lin'; did you mean 'line'"),
+        ({'cooldown_form': 'lin'}, r"unknown form 'lin'; .* 'line'"),
         ({'total': 0}, 'at least one step'),
         ({'warmup': -1}, 'duration=-1'),
         ({'cooldown': 101}, 'does not fit into 100 steps'),

@@ -185,8 +185,8 @@ def test_a_step_counts_twice(monkeypatch):
 @pytest.mark.parametrize(
     ('options', 'message'),
     [
-        ({'rho': -0.1}, r'config.step.sam.rho=-0.1: must be at least 0'),
-        ({'rho': 0.1, 'alpha': -1.0}, r'config.step.sam.alpha=-1.0: must be at least 0'),
+        ({'rho': -0.1}, r'config.step.sam.rho=-0.1: .* 0'),
+        ({'rho': 0.1, 'alpha': -1.0}, r'config.step.sam.alpha=-1.0: .* 0'),
         ({'alpha': 0.5}, r'config.step.sam.alpha=0.5: needs a rho'),
     ],
 )

@@ -76,10 +76,10 @@ def test_processes_hold_the_shards_of_their_devices(grid, expected):
 @pytest.mark.parametrize(
     ('devices', 'slices', 'message'),
     [
-        (chips(0, 0, 1, 1), 1, r'parallel.slices=1: the devices are on 2 slices; leave the key'),
+        (chips(0, 0, 1, 1), 1, r'parallel.slices=1: .* 2'),
         (chips(0, 0, 0, 1), None, 'slices have 1 to 3 devices'),
-        (chips(0, 0, 0, 0), 3, r'config.parallel.slices=3: must divide the 4 devices'),
-        (chips(0, 0, 0, 0), 0, r'config.parallel.slices=0: must divide the 4 devices'),
+        (chips(0, 0, 0, 0), 3, r'config.parallel.slices=3: .* 4 devices'),
+        (chips(0, 0, 0, 0), 0, r'config.parallel.slices=0: .* 4 devices'),
     ],
 )
 def test_slices_that_cannot_be_are_one_line(devices, slices, message):
@@ -91,8 +91,8 @@ def test_slices_that_cannot_be_are_one_line(devices, slices, message):
 @pytest.mark.parametrize(
     ('options', 'message'),
     [
-        ({'fsdp': 8}, 'fsdp=8 times tensor=1 must divide the 4 devices of each of the 2 slices'),
-        ({'tensor': 8}, 'tensor=8 must divide the 4 devices of each'),
+        ({'fsdp': 8}, r'fsdp=8 times tensor=1 .* 4 .* 2 slices'),
+        ({'tensor': 8}, r'tensor=8 .* 4'),
         ({'rules': (('kernel$', ('slice', None)),)}, r"rules: 'slice' is not an axis that param"),
     ],
 )

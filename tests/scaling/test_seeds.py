@@ -121,7 +121,7 @@ def test_bands_of_repeated_points_hold_the_truth_and_are_narrower():
 def test_one_seed_twice_at_one_x_is_a_mistake():
     rows = make_rows()
     rows[1] = rows[1] | {'seed': '0'}
-    with pytest.raises(UserError, match='lines 2 and 3 have the same x and the same seed'):
+    with pytest.raises(UserError, match='lines 2 and 3'):
         fit_one(rows)
     with pytest.raises(UserError, match='--seed: unknown column'):
         fit_one(make_rows(), seed='sead')
@@ -138,9 +138,7 @@ def test_copies_count_once_and_one_run_has_one_loss():
     assert says(curve.notes, '1 row(s) are copies')
     rows[2]['finished'] = '0'
     assert fit_one(rows).notes[0].startswith('1 row(s) are of unfinished runs')
-    with pytest.raises(
-        UserError, match=r"lines 4 and 15: the run '2' has two values of loss at x=1000\.0"
-    ):
+    with pytest.raises(UserError, match=r"lines 4 and 15: .* '2' .* x=1000\.0"):
         fit_one([*rows, rows[2] | {'loss': '1'}])
 
 

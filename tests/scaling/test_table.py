@@ -110,7 +110,7 @@ def test_points_that_any_law_would_go_through_get_a_simpler_one(points, form):
         ({'x': ('X',)}, "--x: unknown column 'X'"),
         ({'by': ('modl',)}, "did you mean 'model'"),
         ({'form': 'shiftd'}, "did you mean 'shifted'"),
-        ({'y': 'model'}, "line 2 has 'S', which is not a number"),
+        ({'y': 'model'}, "line 2 has 'S',"),
         ({'holdout_column': 'loss'}, '--holdout-column loss'),
         ({'form': 'joint'}, 'takes 2 column'),
     ],
@@ -554,7 +554,7 @@ def test_published_points_are_drawn_with_their_law(repo):
     assert [line.get_marker() for line in axes.lines].count('D') == 3
     assert sum('(published)' in line and 'x^{-' in line for line in labels) == 3
     assert axes.get_xlim()[1] > 4262e18
-    with pytest.raises(UserError, match='--overlay: takes one column of x and at most 6 curves'):
+    with pytest.raises(UserError, match=r'--overlay: .* 6 curves'):
         plots.draw_curves(curves * 7, options, published)
 
 

@@ -171,8 +171,8 @@ def test_a_paused_run_ends_as_one_that_never_stopped(tmp_path, one_device):
     ('options', 'message'),
     [
         ({}, 'min_resource'),
-        ({'min_resource': 0}, 'min_resource=0 must be at least 1'),
-        ({'min_resource': 2, 'reduction_factor': 1}, 'reduction_factor=1 must be at least 2'),
+        ({'min_resource': 0}, r'min_resource=0 .* 1'),
+        ({'min_resource': 2, 'reduction_factor': 1}, r'reduction_factor=1 .* 2'),
         ({'min_resource': 2, 'brackets': 1}, 'brackets'),
     ],
 )

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 pytest.importorskip('optuna')
 
+from helpers.messages import says
 from helpers.studies import METRIC, make
 
 from vit_jax.__main__ import main
@@ -228,7 +229,7 @@ def test_a_study_imports_nothing_that_is_not_allowed(
     words = ['name', '--workdir', str(tmp_path / 'runs')]
     assert main(['sweep', 'work', *words]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "in the study 'name' names 'stranger." in line
+    assert says(line, "'name' names 'stranger.")
     assert line.endswith('--allow stranger')
     assert main(['sweep', 'status', *words]) == 0
     assert 'waiting 1' in capsys.readouterr().out

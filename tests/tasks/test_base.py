@@ -47,9 +47,7 @@ def test_a_task_without_a_loss_or_of_another_base_is_refused():
         base.Task()
     config = load.load(f'{ROOT}/experiments/vit/digits.py:smoke')
     config.task = {'name': 'helpers.not_a_task'}
-    with pytest.raises(
-        UserError, match=r'not_a_task.*must be derived from vit_jax.tasks.base.Task'
-    ):
+    with pytest.raises(UserError, match=r'not_a_task.*must .* vit_jax.tasks.base.Task'):
         objects.task_class(config.task.name)
 
 

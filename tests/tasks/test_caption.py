@@ -137,9 +137,9 @@ def test_attention_is_that_of_a_caption_of_the_data_or_a_written_one(variables):
 @pytest.mark.parametrize(
     ('fields', 'message'),
     [
-        ({'parallel': 1.5}, r'config.task.parallel=1.5: must be in \[0, 1\]'),
-        ({'search': 'sample'}, "config.task.search=sample: must be 'beam' or 'greedy'"),
-        ({'beams': 0}, 'config.task.beams=0: must be at least 1'),
+        ({'parallel': 1.5}, r'config.task.parallel=1.5: .* \[0, 1\]'),
+        ({'search': 'sample'}, r"config.task.search=sample: .* 'beam' or 'greedy'"),
+        ({'beams': 0}, r'config.task.beams=0: .* 1'),
         ({'mean': (0.5,)}, 'config.task.std'),
     ],
 )
@@ -149,5 +149,5 @@ def test_invalid_fields_are_refused(fields, message):
 
 
 def test_batches_without_captions_are_refused():
-    with pytest.raises(UserError, match=r"examples have image: add tokenize\('caption', 64\)"):
+    with pytest.raises(UserError, match=r"examples .* tokenize\('caption', 64\)"):
         Task().loss({'logits': jnp.zeros((4, 5, 7))}, {'image': make_batch()['image']})

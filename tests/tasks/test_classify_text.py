@@ -20,7 +20,7 @@ def test_the_inputs_are_ids():
     np.testing.assert_array_equal(ids, BATCH['caption'])
     with pytest.raises(UserError, match='classify_text needs texts, but the examples have label'):
         Task().inputs({'label': BATCH['label']})
-    with pytest.raises(UserError, match=r"add tokenize\('target', 64\) to the transforms"):
+    with pytest.raises(UserError, match=r"add tokenize\('target', 64\)"):
         Task(text='target').inputs(BATCH)
 
 

@@ -334,10 +334,10 @@ def test_evaluation_is_of_whole_images():
     ('keywords', 'message'),
     [
         ({'teacher_temp': 0.0}, 'config.task.teacher_temp=0.0: must be positive'),
-        ({'sinkhorn': 0}, 'config.task.sinkhorn=0: must be at least 1'),
-        ({'mask_ratios': (0.5, 0.1)}, r'mask_ratios=\(0.5, 0.1\): must be in order within'),
+        ({'sinkhorn': 0}, r'config.task.sinkhorn=0: .* 1'),
+        ({'mask_ratios': (0.5, 0.1)}, r'mask_ratios=\(0.5, 0.1\):'),
         ({'masked': 3}, 'config.task.masked=3: .*2 global'),
-        ({'gram': -1.0}, 'config.task.gram=-1.0: must be at least 0'),
+        ({'gram': -1.0}, r'config.task.gram=-1.0: .* 0'),
         ({'gram_negatives': 'dropped'}, "unknown config.task.gram_negatives 'dropped'"),
         ({'std': (0.2,)}, 'config.task.std=.*: must be positive, and given with mean'),
     ],

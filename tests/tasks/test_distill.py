@@ -246,7 +246,7 @@ def test_a_projected_vit():
     keywords, parts = model.transferable()
     assert vit.Model(**{k: v for k, v in keywords.items() if k != 'name'}) == plain
     assert set(parts) == set(params) - {'projection'}
-    with pytest.raises(UserError, match='projection must be at least 1, not 0'):
+    with pytest.raises(UserError, match=r'projection .* 1, not 0'):
         projected.Model(projection=0)
 
 

@@ -296,8 +296,8 @@ def test_mistakes():
     for fields, message in (
         ({'prediction': 'noise'}, "unknown config.task.prediction 'noise'"),
         ({'sampler': 'rk4'}, "unknown config.task.sampler 'rk4'"),
-        ({'interval': (0.5, 0.2)}, r'interval=\(0.5, 0.2\): must be two increasing times'),
-        ({'steps': 0}, 'config.task.steps=0: must be at least 1'),
+        ({'interval': (0.5, 0.2)}, r'interval=\(0.5, 0.2\):'),
+        ({'steps': 0}, r'config.task.steps=0: .* 1'),
         ({'class_dropout': 1.0}, r'must be in \[0, 1\)'),
     ):
         with pytest.raises(UserError, match=message):

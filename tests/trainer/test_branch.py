@@ -51,7 +51,7 @@ def trunk(make_config, tmp_path_factory):
 def test_a_branch_has_the_classes_of_its_trunk(make_config, trunk, tmp_path):
     """Digits under other numbers are other classes for the head, at the same shapes."""
     config = make_config(8, branch__from=trunk, branch__step=4, data__classes=(1, 0, *range(2, 10)))
-    with pytest.raises(UserError, match=r"config.branch: class 0 is '1', and was '0'"):
+    with pytest.raises(UserError, match=r"config.branch: class 0 is '1', .* '0'"):
         one_run(config, tmp_path / 'run')
 
 

@@ -227,8 +227,8 @@ def test_evaluation_counts_each_of_30_examples_once(name):
 @pytest.mark.parametrize(
     ('options', 'message'),
     [
-        ({'strategy': 'pjit'}, "unknown strategy 'pjit'; did you mean 'jit'"),
-        ({'fsdp': 3}, 'fsdp=3 times tensor=1 must divide the 8 devices'),
+        ({'strategy': 'pjit'}, r"unknown strategy 'pjit'; .* 'jit'"),
+        ({'fsdp': 3}, r'fsdp=3 times tensor=1 .* 8 devices'),
         ({'fsdp': 4, 'tensor': 4}, 'must divide the 8 devices'),
         ({'fsdp': 0}, 'fsdp=0'),
         ({'strategy': 'pmap', 'fsdp': 2}, 'pmap is data parallel only'),

@@ -25,7 +25,7 @@ GLOBAL = "views('image', 2, 'inception_crop(8)')"
 @pytest.mark.parametrize(
     ('override', 'message'),
     [
-        ('batch_size=1', 'config.batch_size=1: the loss of task dinov2 compares the examples of a'),
+        ('batch_size=1', r'config.batch_size=1: .* dinov2'),
         ('data.transforms=flip', 'config.data.transforms: .*global crops'),
         (
             f"data.transforms={GLOBAL}|views('local_image', 2, 'inception_crop(4)')",
@@ -33,11 +33,11 @@ GLOBAL = "views('image', 2, 'inception_crop(8)')"
         ),
         (
             f"data.transforms=views('local_image', 2, 'random_crop(12)')|{GLOBAL}",
-            r'random_crop\(12\): the image has 8 x 8 pixels; enlarge it first',
+            r'random_crop\(12\): .* 8 x 8',
         ),
         (
             f"data.transforms=views('local_image', 2, 'inception_crop(3)')|{GLOBAL}",
-            'images are 3 x 3: their height is not a positive multiple of patch_size 2',
+            r'images are 3 x 3: .* patch_size 2',
         ),
     ],
 )

@@ -132,6 +132,6 @@ def test_adapters_for_peft_make_the_same_model(run, base, tmp_path, capsys):
 def test_a_part_of_a_checkpoint_is_not_enough(base, tmp_path):
     config = config_of(base)
     config.init.select = 'encoder'
-    with pytest.raises(UserError, match=r'lacks cls_token, .* name it in config.lora.train'):
+    with pytest.raises(UserError, match=r'lacks cls_token, .* config.lora.train'):
         train.train(config, tmp_path / 'run', devices=jax.devices()[:1])
     assert not (tmp_path / 'run').exists()

@@ -239,7 +239,7 @@ def test_few_steps_in_a_row_may_be_not_finite() -> None:
     logged = m.log()
     assert (logged['train/loss'], logged['train/skipped']) == (2.0, 5)
     m.add(8, {'loss': jnp.float32(math.nan)}, {})
-    with pytest.raises(Diverged, match='step 8: loss is nan after 2 skipped steps'):
+    with pytest.raises(Diverged, match=r'step 8: .* 2'):
         m.check_finite()
 
 

@@ -72,5 +72,5 @@ def test_flags_change_the_task():
     flags = parser.parse_args(['--samples', '2', '--temperature', '0.5', '--top-k', '9'])
     context = Context(flags=flags)
     assert coltran.Viz().adapt_task(task, context) == Task(samples=2, temperature=0.5, top_k=9)
-    with pytest.raises(UserError, match='samples must be at least 1, not 0'):
+    with pytest.raises(UserError, match=r'samples .* 1, not 0'):
         coltran.Viz().adapt_task(task, Context(flags=parser.parse_args(['--samples', '0'])))

@@ -30,5 +30,5 @@ def test_one_picture_keeps_its_number():
     figure = attention_pictures.draw_parameters([BIAS], index=2)
     assert [axes.get_title() for axes in figure.axes] == ['head 2']
     np.testing.assert_array_equal(figure.axes[0].images[0].get_array(), BIAS.pictures[2])
-    with pytest.raises(UserError, match='there is no head 3: a/bias has 3, 0 to 2'):
+    with pytest.raises(UserError, match='3: a/bias has 3, 0 to 2'):
         attention_pictures.draw_parameters([BIAS], index=3)

@@ -320,7 +320,7 @@ def test_a_service_that_does_not_start_is_one_line(tmp_path, fake_wandb, monkeyp
 
 def test_names_are_checked_with_the_config(repo):
     smoke = f'{repo}/experiments/vit/digits.py:smoke'
-    with pytest.raises(UserError, match="unknown writer name 'wandbb'; did you mean 'wandb'"):
+    with pytest.raises(UserError, match=r"unknown writer name 'wandbb'; .* 'wandb'"):
         load(smoke, ['writers=["wandbb"]'])
     with pytest.raises(UserError, match='expected tuple'):
         load(smoke, ['writers=wandb'])
@@ -328,7 +328,7 @@ def test_names_are_checked_with_the_config(repo):
 
 
 def test_a_stored_config_may_name_no_code_of_others():
-    with pytest.raises(UserError, match=r"config.writers in X names 'my_lab.w'.*--allow my_lab"):
+    with pytest.raises(UserError, match=r"config.writers .* 'my_lab.w'.*--allow my_lab"):
         require_allowed({'writers': ['tensorboard', 'my_lab.w']}, [], 'X')
     require_allowed({'writers': ['my_lab.w']}, ['my_lab'], 'X')
 

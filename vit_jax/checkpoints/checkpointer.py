@@ -356,7 +356,7 @@ def _damage(directory: Path, damaged: dict[int, run_folder.Damaged]) -> UserErro
     reasons = '; '.join(f'step {step}: {fault}' for step, fault in damaged.items())
     return UserError(
         f'damaged checkpoint in {directory}: {reasons}. Restore the files, delete these '
-        'directories to go on without them, or start over by train --restart'
+        'directories to continue without them, or start over by train --restart'
     )
 
 

@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
         print(f'{result.photo.path}  {result.photo.note}')
         for row in table(result):
             psnr = '' if row['psnr'] is None else f'  PSNR {row["psnr"]:.2f} dB'
-            print(f'  sample {row["sample"]}  {row["bits_per_dim"]:.4f} bits a pixel{psnr}')
+            print(f'  sample {row["sample"]}  {row["bits_per_dim"]:.4f} bits per pixel{psnr}')
     if args.out is not None:
         print(args.out)
     return 0

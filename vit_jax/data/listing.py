@@ -96,8 +96,8 @@ def digest_of(*parts: bytes | np.ndarray | str | Iterable[str]) -> str:
 def digest_of_file(file: pathlib.Path) -> str:
     """Digest the content of a file; UserError if it cannot be read."""
     try:
-        with paths.open_file(file, paths.TABLE) as opened:
-            return hashlib.file_digest(opened, 'sha256').hexdigest()[:16]
+        with paths.open_file(file, paths.TABLE) as stream:
+            return hashlib.file_digest(stream, 'sha256').hexdigest()[:16]
     except OSError as error:
         raise UserError(f'{file}: cannot be read: {paths.first_line(error)}') from error
 

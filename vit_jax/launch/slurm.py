@@ -32,7 +32,7 @@ class SlurmJob:
       words: The command, such as `['train', '--config', ...]`.
       name: Name of the job.
       nodes: Number of nodes.
-      gpus: GPUs of each node, with one process each; one process a node without any.
+      gpus: GPUs of each node, with one process each; one process per node without GPUs.
       array: Number of jobs with the same command, which share a sweep's trials; 0 for one job.
       partition: The cluster's default if empty.
       time: The limit, such as `12:00:00`; the partition's if empty.

@@ -88,7 +88,7 @@ class Loop:
                 f'launch tpu: {self.job.name} in {self.job.zone} already exists for a different '
                 'command; give --job-name NAME'
             )
-        log(f'found {self.job.name} of an earlier start ({description.state}); going on with it')
+        log(f'found {self.job.name} of an earlier start ({description.state}); continuing with it')
         self.adopted, self.slices = True, description.slices
 
     def _run_until_done(self) -> int:

@@ -78,7 +78,7 @@ def ademamix(
     def share(count: jax.Array) -> jax.Array:
         return jnp.minimum(count / max(mix_steps, 1), 1.0)
 
-    def slow(count: jax.Array) -> jax.Array:
+    def slow_decay(count: jax.Array) -> jax.Array:
         first, last, t = math.log(b1), math.log(b3), share(count)
         return jnp.exp(first * last / ((1 - t) * last + t * first))
 
@@ -86,7 +86,7 @@ def ademamix(
     return optax.chain(
         contrib.scale_by_ademamix(
             *(b1, b2),
-            slow if moving else b3,
+            slow_decay if moving else b3,
             (lambda count: alpha * share(count)) if moving else alpha,
             eps=eps,
             mu_dtype=mu_dtype,

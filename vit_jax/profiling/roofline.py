@@ -374,7 +374,7 @@ def begins_collective(instruction: Instruction) -> bool:
 
 
 def continues_collective(instruction: Instruction) -> bool:
-    """Return whether an earlier collective continues inside, overlapping other work."""
+    """Return whether an instruction continues an earlier collective, overlapping other work."""
     return any(name.startswith('async_collective_fusion') for name in instruction.called)
 
 

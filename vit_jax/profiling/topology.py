@@ -261,7 +261,7 @@ class Topology:
 def parse(text: str) -> Topology:
     """Parse the name of a slice: `v5e:4x4`, or an accelerator type, `v5litepod-16`, `tpu-v4-32`.
 
-    The number after the hyphen counts cores on v4, v5p and TPU7x, two a chip, and chips on the
+    The number after the hyphen counts cores on v4, v5p and TPU7x, two per chip, and chips on the
     others. Several slices are `2xv5e:4x4` or `v5litepod-16 x 2`. GPUs of a host are `h100:8`, and
     several hosts `2xh100:8`.
 
@@ -320,7 +320,7 @@ def _host(text: str) -> Topology:
 def _shape(text: str, chip: Chip, size: int) -> tuple[int, ...]:
     """Find the most cubic shape of `size`, shorter sides first; a full machine is 2 x 2."""
     if not (sides := _shapes(chip, size)):
-        unit = 'cores, two a chip' if chip.counted == 2 else 'chips'
+        unit = 'cores, two per chip' if chip.counted == 2 else 'chips'
         nearest_names = ' and '.join(f'{chip.generation}-{n}' for n in _nearest_sizes(chip, size))
         raise UserError(
             f'--topology {text!r}: no slice of {chip.generation} has {size} {unit}; the nearest: '

@@ -76,7 +76,7 @@ class Account:
 
     @property
     def goodput(self) -> float:
-        """Share of time in training steps that count."""
+        """Share of time in training steps, without repeated ones."""
         return self.seconds[STEPS] / self.wall if self.wall else 0.0
 
 

@@ -156,7 +156,7 @@ def run(study: Study, claim: ClaimedTrial, step_timeout: float | None = None) ->
         store_attribute(claim.trial, 'attempt', None)
         raise
     except (lock.InUse, lock.Taken, Stalled, Unavailable):
-        raise  # the trial can go on, here or on another worker
+        raise  # the trial can continue, here or on another worker
     except paths.WriteError as e:
         with contextlib.suppress(UserError, OSError):
             store_attribute(claim.trial, 'attempt', None)

@@ -84,7 +84,7 @@ class Task(_views.Views):
         """Measure how normal the projections of whole images are, image by image.
 
         `second_moment` is the mean square of coordinates, which should become 1, and `loss` their
-        negative log likelihood as standard normals, in nats a coordinate.
+        negative log likelihood as standard normals, in nats per coordinate.
         """
         mask, projected = self.mask(batch), apply(*self.inputs(batch))['projected']
         squares = jnp.square(projected).mean(-1)

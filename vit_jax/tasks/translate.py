@@ -66,7 +66,7 @@ class Task(base.Task):
         }
 
     def evaluate(self, apply: Apply, batch: Batch) -> Sums:
-        """Sums and counts: `loss` without smoothing, in nats a token, and accuracies.
+        """Sums and counts: `loss` without smoothing, in nats per token, and accuracies.
 
         A sequence is correct if each token is, given the true tokens before it; exactly then greedy
         decoding reproduces the target.

@@ -20,7 +20,7 @@ from vit_jax.trainer.measure import Measurement
 DEVICE_SHARE = 0.9
 # Of a host's free memory, if its CPU is the device and batches are read at the same time.
 HOST_SHARE = 0.5
-FIRST_TRIED = 64  # examples a device
+FIRST_TRIED = 64  # examples per device
 
 
 def largest_batch(measurement: Measurement) -> int:

@@ -45,14 +45,14 @@ def predict(
     """Yield predictions and small arrays of each batch, with the real rows of all processes."""
     assert steps.predict is not None
     for rows in _results(steps.predict, steps.layout, variables, batches, stopping):
-        yield jax.tree.map(partial(_of_examples, rows[1]['mask'] > 0), rows)
+        yield jax.tree.map(partial(_select_real, rows[1]['mask'] > 0), rows)
 
 
-def _of_examples(real: np.ndarray, array: np.ndarray) -> np.ndarray:
+def _select_real(is_real: np.ndarray, array: np.ndarray) -> np.ndarray:
     """Return the values of real examples; repeat values that a row's examples share."""
-    if array.shape[: real.ndim] == real.shape:
-        return array[real]
-    return array[np.nonzero(real)[0]]
+    if array.shape[: is_real.ndim] == is_real.shape:
+        return array[is_real]
+    return array[np.nonzero(is_real)[0]]
 
 
 def _results(

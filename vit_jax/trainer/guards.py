@@ -61,7 +61,7 @@ class Window:
     first: int | None = None
 
     def steps(self, start: int, total: int) -> range:
-        """Return the numbers of the steps in a run that goes on after step `start`.
+        """Return the numbers of the traced steps in a run that continues after step `start`.
 
         Raises:
           UserError: if the run does not take them.

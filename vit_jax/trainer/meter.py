@@ -233,7 +233,7 @@ class Clock:
       began: Unix time at which the process began; now by default.
 
     Attributes:
-      waited: Seconds of the part that goes on in which the devices waited for data.
+      waited: Seconds of the current part in which the devices waited for data.
     """
 
     def __init__(self, began: float | None = None):

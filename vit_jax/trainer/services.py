@@ -107,7 +107,7 @@ class Service:
     def _leave(self, error: Exception) -> None:
         if not self._away:
             self._say(
-                f'writer {self.name!r} does not answer ({in_a_line(error)}): the run goes on '
+                f'writer {self.name!r} does not answer ({in_a_line(error)}): the run continues '
                 'without it, and tries it again from time to time'
             )
         self._away, self._next = True, time.monotonic() + self._pause

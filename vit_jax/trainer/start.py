@@ -275,7 +275,7 @@ def extension_note(training: Training, folder: pathlib.Path, step: int) -> tuple
     Args:
       training: Longer run.
       folder: Run folder, with the config of the shorter run.
-      step: Step from which it goes on.
+      step: Step after which it continues.
 
     Raises:
       UserError: if the longer run had another learning rate up to `step`, or is no longer one.
@@ -317,7 +317,8 @@ def _require_same_rates(before: np.ndarray, training: Training, step: int) -> No
         raise UserError(
             f'--extend: the learning rate of step {first + 1} was {before[first]:g}, and is '
             f'{after[first]:g} in a run of {training.timetable.total} steps: only a schedule that '
-            'does not depend on config.total can go on, with its warm-up in steps and no cooldown; '
+            'does not depend on config.total can continue, with its warm-up in steps and no '
+            'cooldown; '
             'branch off from a step before they part by config.branch'
         )
 

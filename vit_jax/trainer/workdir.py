@@ -71,7 +71,7 @@ def stored_config(folder: pathlib.Path) -> ConfigDict | None:
 
 
 def _continuation_advice(folder: pathlib.Path, changed: Sequence[str]) -> str:
-    """Advice on going on, if only the length, the schedule or the batch size differ; else empty."""
+    """Advise how to continue if only length, schedule or batch size differ; else return ''."""
     if not {*changed} <= {'total', 'batch_size', *SCHEDULES}:
         return ''
     steps = run_folder.steps(folder)
@@ -79,7 +79,7 @@ def _continuation_advice(folder: pathlib.Path, changed: Sequence[str]) -> str:
         return ''
     here = 'add --extend if the schedule does not depend on it, or ' if changed == ['total'] else ''
     return (
-        f'; to go on from here {here}give another --workdir '
+        f'; to continue from here {here}give another --workdir '
         f'--config.branch.from={folder} --config.branch.step={steps[-1]}'
     )
 

@@ -70,8 +70,8 @@ class Writer(abc.ABC):
     """Base class of all writers.
 
     An `OSError` of a file ends the run cleanly, like a full disk. If the service does not answer
-    (`may_pass`), the run goes on, tries it again and sends the numbers that it has missed. After
-    any other exception the run goes on without the writer, since its folder holds the numbers.
+    (`may_pass`), the run continues, retries later and sends the numbers that it missed. After
+    any other exception the run continues without the writer, since its folder holds the numbers.
 
     Args:
       run: Start of the run; a writer is made only on process 0.

@@ -153,5 +153,5 @@ def test_other_models_are_refused(change, message, flat, tmp_path):
 def test_models_that_the_authors_lack_are_not_written(flat, tmp_path):
     imported = read(tmp_path, flat)
     other = imported.with_groups(model=imported.model_config | {'pool': 'gap'})
-    with pytest.raises(UserError, match="the authors of DINOv3 have no model with pool 'gap'"):
+    with pytest.raises(UserError, match=r"DINOv3 .* 'gap'"):
         interop.write(other, f'authors_dinov3:{tmp_path}/new.safetensors')

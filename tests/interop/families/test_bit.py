@@ -211,9 +211,9 @@ def test_what_is_no_bit(params):
         bit.read(flat, config | {'layer_type': 'bottleneck'})
     flat, _ = released(params)
     name = 'resnet/block1/unit02/b/group_norm/gamma'
-    with pytest.raises(UserError, match=r'stage_0/block_1/norm2/scale \(64,\) is missing'):
+    with pytest.raises(UserError, match=r'stage_0/block_1/norm2/scale \(64,\)'):
         bit.read({k: v for k, v in flat.items() if k != name}, {})
-    with pytest.raises(UserError, match=r'norm2/scale has shape \(32,\) instead of \(64,\)'):
+    with pytest.raises(UserError, match=r'norm2/scale .* \(32,\) .* \(64,\)'):
         bit.read(flat | {name: np.ones(32, np.float32)}, {})
     with pytest.raises(UserError, match='resnet/extra'):
         bit.read(flat | {'resnet/extra': np.ones(3, np.float32)}, {})
@@ -281,8 +281,8 @@ def test_the_stored_logits_are_those_of_timm():
 @pytest.mark.parametrize(
     ('changed', 'words'),
     [
-        ({'architecture': 'resnetv2_50'}, "names 'resnetv2_50'; of its ResNets only BiTs"),
-        ({'architecture': None}, "names ''; of its ResNets only BiTs"),
+        ({'architecture': 'resnetv2_50'}, r"names 'resnetv2_50'; .* ResNets only BiTs"),
+        ({'architecture': None}, r"names ''; .* ResNets only BiTs"),
         ({'model_args': {'stem_type': 'same'}}, 'model_args stem_type in config.json'),
         ({'global_pool': 'max'}, "global_pool 'max' in config.json"),
     ],

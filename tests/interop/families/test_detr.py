@@ -303,9 +303,9 @@ def test_sizes_of_images_in_older_files(flat):
 @pytest.mark.parametrize(
     ('change', 'message'),
     [
-        ({'backbone_norm': 'group'}, 'no DETR with group norm in its ResNet'),
+        ({'backbone_norm': 'group'}, r'no DETR .* ResNet'),
         ({'name': 'detr_panoptic', 'norm': 'pre'}, 'no DETR with pre-norm blocks and masks'),
-        ({'dilate': True}, r'no DETR with a dilated stage \(DC5\)'),
+        ({'dilate': True}, r'no DETR .* \(DC5\)'),
         ({'norm_eps': 1e-6}, 'no DETR with norm_eps 1e-06'),
         ({'name': 'detr_panoptic', 'mask_stride': 2}, 'masks at a stride of 2 pixels'),
         ({'name': 'detr_panoptic', 'box_maps': True}, 'no DETR with masks that use the boxes'),

@@ -122,7 +122,7 @@ def test_what_is_refused_is_named(tmp_path):
     flat = authors(reference())
     with pytest.raises(UserError, match='two chunks'):
         read(tmp_path, chunked(flat, 2) | {'blocks.1.0.norm1.weight': np.ones(WIDTH)})
-    with pytest.raises(UserError, match=r'DINOv2: the model has no part called dino_head.mlp.0'):
+    with pytest.raises(UserError, match=r'DINOv2: .* dino_head.mlp.0'):
         read(tmp_path, flat | {'dino_head.mlp.0.weight': np.ones((2, 2), np.float32)})
     del flat['blocks.2.mlp.fc1.bias']
     with pytest.raises(UserError, match=r'blocks\.2\.mlp\.fc1\.bias'):

@@ -131,14 +131,14 @@ def test_timm_gets_its_own_names_for_the_named_sizes():
 
 def test_timm_has_no_other_sizes(trained, tmp_path):
     changed = trained.adapted(model=trained.model.clone(drop_path=0.5))
-    with pytest.raises(UserError, match='timm has no Mixer of width 8, depth 2 and patches of 4'):
+    with pytest.raises(UserError, match=r'timm .* 8, depth 2 .* 4'):
         interop.write(changed, tmp_path / 'other')
 
 
 @pytest.mark.parametrize(
     ('changed', 'words'),
     [
-        ({'architecture': 'gmixer_24_224'}, "names 'gmixer_24_224'; of its MLPs only mixer_"),
+        ({'architecture': 'gmixer_24_224'}, r"names 'gmixer_24_224'; .* MLPs only mixer_"),
         ({'model_args': {'act_layer': 'relu'}}, 'model_args act_layer in config.json'),
         ({'global_pool': ''}, "global_pool '' is not supported"),
     ],

@@ -57,10 +57,10 @@ def test_it_comes_back(tmp_path):
         ({'model_args': {'window_size': [4, 8]}}, r'window_size \[4, 8\] is not supported'),
         ({'model_args': {'window_ratio': [8, 4]}}, r'window_ratio \[8, 4\] is not supported'),
         ({'model_args': {'always_partition': True, 'window_size': 4}}, 'always_partition'),
-        ({'global_pool': 'max'}, "global_pool 'max' is not supported"),
+        ({'global_pool': 'max'}, "global_pool 'max'"),
         ({'pretrained_cfg': {'input_size': [3, 32, 64]}, 'model_args': {}}, 'squares'),
         ({'architecture': 'x', 'pretrained_cfg': {}, 'model_args': {}}, 'of a known size'),
-        ({'model_args': {'window_size': 3}}, 'do not tile the 8 of stage 0'),
+        ({'model_args': {'window_size': 3}}, r'do .* 8 .* 0'),
     ],
 )
 def test_what_timm_computes_otherwise_is_refused(changed, message, tmp_path):

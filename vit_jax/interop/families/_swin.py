@@ -50,20 +50,22 @@ def assemble(
     Raises:
       UserError: if parameters are unknown, missing, unused or have the wrong shape; it names them.
     """
-    in_file = names.file_names({name: torch_layout.to_ours(name, table) for name in flat}, source)
+    names_in_file = names.file_names(
+        {name: torch_layout.to_ours(name, table) for name in flat}, source
+    )
 
     def label(name: str) -> str:
-        return in_file.get(name) or torch_layout.to_theirs(name, table)
+        return names_in_file.get(name) or torch_layout.to_theirs(name, table)
 
     heads = _heads(
-        {name: flat[torch_name].shape for name, torch_name in in_file.items()}, source, label
+        {name: flat[torch_name].shape for name, torch_name in names_in_file.items()}, source, label
     )
     numbers = {f'stage_{i}': number for i, number in enumerate(heads)}
     arrays: Flat = {}
-    for group in {_group(name) for name in in_file}:
+    for group in {_group(name) for name in names_in_file}:
         part = {
             torch_name: flat[torch_name]
-            for name, torch_name in in_file.items()
+            for name, torch_name in names_in_file.items()
             if _group(name) == group
         }
         arrays |= torch_layout.read(part, table, numbers.get(group, 1), source)

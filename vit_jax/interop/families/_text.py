@@ -134,7 +134,7 @@ def arrays(
 
 
 def activation(kind: Kind, config: Mapping[str, Any] | None, source: str) -> dict[str, Any]:
-    """Return GELU and epsilon of a tower, which shapes do not determine."""
+    """Read a tower's GELU and epsilon from the config, since shapes do not determine them."""
     values = {**kind.defaults, **(config or {})}
     gelu = _transformers.gelu(values, source)
     return {'gelu': gelu, 'norm_eps': float(values['layer_norm_eps'])}

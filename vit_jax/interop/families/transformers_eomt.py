@@ -158,7 +158,7 @@ def _require_heads(params: Mapping[str, Any], model: Mapping[str, Any]) -> None:
     images = jax.ShapeDtypeStruct((1, side, side * patches, 3), np.float32)
     shapes = jax.eval_shape(module.init, jax.random.key(0), images)['params']
     expected, actual = (
-        {name: x for name, x in flatten_dict(tree, sep='/').items() if not _of_encoder(name)}
+        {name: x for name, x in flatten_dict(tree, sep='/').items() if not _is_in_encoder(name)}
         for tree in (shapes, params)
     )
     require_fit(
@@ -169,7 +169,7 @@ def _require_heads(params: Mapping[str, Any], model: Mapping[str, Any]) -> None:
     )
 
 
-def _of_encoder(name: str) -> bool:
+def _is_in_encoder(name: str) -> bool:
     return name.partition('/')[0] in ENCODER
 
 
