@@ -15,8 +15,8 @@ import pytest
 from absl import flags
 from helpers import finished, forked
 from helpers.faults import pytest_itemcollected, pytest_terminal_summary  # noqa: F401
+from helpers.typechecker import check_shapes
 from helpers.xla import share_contexts, use_one_device, xla_flags
-from jaxtyping import install_import_hook
 
 REPO = pathlib.Path(__file__).resolve().parents[1]
 # All of this has to be in place before the first import of jax, which the tests' modules do.
@@ -49,46 +49,53 @@ flags.FLAGS.mark_as_parsed()
 # Where shapes are annotated, they are checked at every call, also while tracing. Not in `scaling`,
 # which annotates none: its fits make 100,000 calls, whose checks took longer than all else.
 CHECKED = ('nn', 'ops', 'models', 'tasks', 'viz')
-install_import_hook([f'vit_jax.{name}' for name in CHECKED], 'helpers.typechecker.check')
+check_shapes([f'vit_jax.{name}' for name in CHECKED])
 
 # Files of many seconds, the longest first: xdist hands out files in this order, so that no worker
 # is left with a long one in the end.
 LONGEST_FIRST = (
     'launch/test_slurm.py',
     'test_smoke.py',
-    'test_doors.py',
-    'test_configs.py',
     'faults/test_processes.py',
+    'trainer/test_old_runs.py',
+    'test_lowering.py',
+    'test_doors.py',
+    'tasks/test_meanflow.py',
+    'test_readme.py',
+    'tasks/test_generate.py',
+    'tasks/test_base.py',
+    'trainer/test_early_stopping.py',
+    'nn/test_attention_kernel.py',
+    'test_pages.py',
+    'test_imports.py',
+    'trainer/test_evaluate.py',
+    'optim/test_make.py',
+    'tasks/test_siglip.py',
+    'rehearsal/test_rehearsal.py',
+    'test_configs.py',
+    'test_step_layouts.py',
+    'models/test_forward_mode.py',
+    'scaling/test_table.py',
+    'inference/test_sample.py',
+    'sweeps/test_asha.py',
+    'tasks/test_dinov2.py',
+    'interop/test_adapt.py',
+    'tasks/test_distill.py',
+    'test_walks.py',
+    'nn/test_window_kernel.py',
+    'test_naflex_run.py',
+    'trainer/test_examples.py',
+    'models/test_naflex.py',
+    'inference/test_embed.py',
+    'models/test_hybrid.py',
+    'faults/test_limits.py',
+    'trainer/test_changed_folders.py',
+    'trainer/test_branch.py',
     'storage/test_object_storage.py',
     'test_outside_system.py',
-    'test_self_distillation.py',
-    'test_two_towers.py',
-    'trainer/test_text_runs.py',
-    'test_lowering.py',
     'trainer/test_devices.py',
     'test_step.py',
     'faults/test_resume.py',
-    'tasks/test_translate.py',
-    'commands/test_detection.py',
-    'data/test_golden_batches.py',
-    'models/test_bit_resnet.py',
-    'nn/test_attention_choice.py',
-    'commands/test_translate.py',
-    'commands/test_attention_text.py',
-    'tasks/test_segment_panoptic.py',
-    'tasks/test_detect.py',
-    'interop/families/test_vision_transformer.py',
-    'interop/families/test_mae.py',
-    'trainer/test_init.py',
-    'models/test_vit.py',
-    'models/test_encoder_decoders.py',
-    'faults/test_fuzz.py',
-    'ops/test_beam.py',
-    'commands/test_foreign.py',
-    'sweeps/test_sweep_resume.py',
-    'sweeps/test_sweep_processes.py',
-    'sweeps/test_storages.py',
-    'scaling/test_table.py',
     'data/test_fixed.py',
 )
 
@@ -169,6 +176,34 @@ def contexts_of_many_programs() -> Iterator[None]:
         if 'jax' in sys.modules:
             share_contexts(patch)
         yield
+
+
+@pytest.fixture(scope='session', autouse=True)
+def remembered_traces() -> Iterator[None]:
+    """Traces the shapes of each model's parameters once in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        if 'jax' in sys.modules:
+            traces = importlib.import_module('helpers.traces')
+            traces.remember_shapes(patch)
+            traces.remember_initializers(patch)
+        yield
+
+
+fsync = os.fsync
+
+
+@pytest.fixture(scope='session', autouse=True)
+def unsynced_disks() -> Iterator[None]:
+    """Waits for no disk, in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, 'fsync', lambda descriptor: None)
+        yield
+
+
+@pytest.fixture
+def synced_disks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waits for disks after all."""
+    monkeypatch.setattr(os, 'fsync', fsync)
 
 
 @pytest.fixture(scope='session', autouse=True)

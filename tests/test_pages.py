@@ -64,7 +64,8 @@ def test_the_changed_loss_adds_a_term():
     assert float(found['z'].count) == 2
 
 
-def test_ones_own_loss_model_and_augmentation_train(tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_ones_own_loss_model_and_augmentation_train(tmp_path, monkeypatch, one_device):
     """The files of docs/own.md, in two steps each."""
     folder = tmp_path / 'own_lab'
     folder.mkdir()

@@ -199,6 +199,7 @@ def test_a_run_that_does_not_fit_is_refused(repo, tmp_path, monkeypatch, capsys)
     assert not (tmp_path / 'run').exists()
 
 
+@pytest.mark.slow
 @pytest.mark.fault(144)
 @pytest.mark.parametrize(('call', 'code'), [(1, 2), (9, 1)])
 def test_memory_that_is_exhausted_in_a_run(repo, tmp_path, monkeypatch, capsys, call, code):

@@ -15,7 +15,7 @@ from vit_jax.__main__ import main
 from vit_jax.checkpoints import manifest
 from vit_jax.storage import paths, run_folder
 
-pytestmark = pytest.mark.usefixtures('one_device')
+pytestmark = pytest.mark.usefixtures('one_device', 'synced_disks')
 
 
 class Disk:

@@ -184,6 +184,7 @@ def test_the_size_of_the_images_is_still_the_model_s(folder):
     assert 'resize' in trained.transforms and 'tokenize' in trained.transforms
 
 
+@pytest.mark.slow
 def test_classes_of_a_folder_by_their_names(folder, tmp_path):
     rng = np.random.default_rng(0)
     for name in ('cat', 'dog'):

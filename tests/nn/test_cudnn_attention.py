@@ -110,6 +110,7 @@ def outputs(layer, x, devices, **options):
     return out, *pull(jnp.ones_like(out))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('fields', 'options', 'passed'),
     [

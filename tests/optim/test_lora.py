@@ -34,6 +34,7 @@ def made(options, **fields):
     return model, adapters, drawn(shapes)
 
 
+@pytest.mark.slow
 def test_adapters_change_nothing_at_first():
     model, adapters, params = made({'rank': 2, 'dora': True, 'layers': ('kernel$',)})
     plain = adapters.without(params)

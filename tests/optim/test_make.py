@@ -333,6 +333,7 @@ def test_clipping_scales_to_the_global_norm_and_leaves_small_gradients():
     np.testing.assert_allclose(updates['a'], [-0.2, -0.3], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_lars_adapts_kernels_and_embeddings_not_biases_and_norms():
     """By the rule of MAE's code: momentum of gradients, scaled where a parameter is no vector."""
     params = vit_params()

@@ -95,6 +95,7 @@ def test_another_depth_is_refused(fields, words):
         factors(vit_of(**fields), vit_of(**{**fields, 'depth': 2}))
 
 
+@pytest.mark.slow
 def test_weight_decay_keeps_the_product_of_rate_and_strength():
     model = vit_of(**sizes(4))
     found = factors(model, vit_of())

@@ -50,6 +50,7 @@ def test_a_third_goes_on_from_each_rung(tmp_path, fake_training):
     assert picture.best(made).params == {'seed': 0}
 
 
+@pytest.mark.slow
 def test_hyperband_lets_the_first_trials_of_a_bracket_pass_and_asha_does_not(
     tmp_path, fake_training
 ):

@@ -88,6 +88,7 @@ class Payload:
         return open, (self.file, 'w')
 
 
+@pytest.mark.slow
 @pytest.mark.fault(61)
 @pytest.mark.parametrize('first', ['cmaes', 'tpe'])
 @pytest.mark.parametrize('storage', ['journal', 'sqlite'])

@@ -154,6 +154,7 @@ def _outputs(keys, ema, batch, step):
     return Task(warmup=4).outputs(apply, batch)
 
 
+@pytest.mark.slow
 def test_a_teacher_that_is_the_student_agrees_with_it_but_for_hidden_patches():
     found = outputs()
     assert found['teacher'].shape == (B, G, 6) and found['student'].shape == (B, G + L, 6)

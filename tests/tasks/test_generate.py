@@ -55,6 +55,7 @@ def norm_of(tree):
     return float(np.linalg.norm(np.concatenate(leaves)))
 
 
+@pytest.mark.slow
 def test_ten_steps_are_those_of_torch():
     expected = [
         *(89.319176, 78.190086, 70.544853, 63.679909, 57.513874, 52.607716),
@@ -136,6 +137,7 @@ def outputs(batch, positions, train=True, seed=0):
     return _outputs(Task(), train)(batch, jnp.asarray(positions), jax.random.key(seed))
 
 
+@pytest.mark.slow
 def test_times_and_noise_are_those_of_the_example_on_any_device():
     every = outputs(DRAWN, [0, 1, 2, 3])
     part = outputs({name: x[2:] for name, x in DRAWN.items()}, [2, 3])
@@ -217,6 +219,7 @@ def generate(task, labels, frames=0):
     return task.generate(bind(jit_numbers.params()), jnp.asarray(BATCH['noise']), labels, frames)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('sampler', SAMPLES)
 def test_samples_are_those_of_the_authors_code(sampler):
     """Six steps, guidance 2.9 between times 0.1 and 1."""

@@ -61,12 +61,16 @@ def test_a_gaussian_has_the_least_statistic():
 
 @functools.cache
 def variables():
-    return step.init_variables(MODEL, TASK, BATCH, 0)
+    return jax.jit(lambda: step.init_variables(MODEL, TASK, BATCH, 0))()
 
 
 def outputs(batch, key=0):
-    keys = step.stream_keys(jax.random.key(key), TASK.rngs)
-    params = variables()['params']
+    return _outputs(variables()['params'], batch, jax.random.key(key))
+
+
+@jax.jit
+def _outputs(params, batch, key):
+    keys = step.stream_keys(key, TASK.rngs)
     apply = step.Training(MODEL, params, {}, keys, None, jnp.zeros((), jnp.int32))
     return TASK.outputs(apply, batch)
 

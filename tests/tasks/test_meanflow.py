@@ -133,17 +133,22 @@ def test_spans_of_zero_are_flow_matching():
     model = jit_numbers.MODEL
     zeros = {'span': jnp.zeros(4), 'guidance': jnp.ones(4)}
     task = Task(guidance_range=0.0, loss_power=0.0)
-    given = step.bind(model, generate.Task(), {'params': jit_numbers.params()}, batch)
-    plain = generate.Task().outputs(given, batch)
-    expected = terms.means(generate.Task().loss(plain, batch))['loss']
 
-    def apply(*inputs, method=None, conditions=None):
-        assert method or (conditions[:, 0] == 0).all()
-        return given(*inputs, **({'method': method} if method else {}))
+    @jax.jit
+    def both(params, batch, zeros):
+        given = step.bind(model, generate.Task(), {'params': params}, batch)
+        plain = generate.Task().outputs(given, batch)
 
-    scores = terms.means(
-        task.loss(task.outputs(Given(apply), {**batch, **zeros}), {**batch, **zeros})
-    )
+        def apply(*inputs, method=None, conditions=None):
+            if method:
+                return given(*inputs, method=method)
+            poison = jnp.where((conditions[:, 0] == 0).all(), 0.0, jnp.nan)
+            return jax.tree.map(lambda x: x + poison, given(*inputs))
+
+        found = task.loss(task.outputs(Given(apply), batch | zeros), batch | zeros)
+        return terms.means(generate.Task().loss(plain, batch))['loss'], terms.means(found)
+
+    expected, scores = both(jit_numbers.params(), batch, zeros)
     assert float(scores['error']) == pytest.approx(float(expected), rel=1e-6)
     pixels = batch['image'][0].size
     assert float(scores['loss']) == pytest.approx(pixels * float(expected), rel=1e-6)
@@ -162,8 +167,8 @@ def test_jit_takes_conditions():
     assert {f'condition_embed_{i}' for i in range(4)} == set(conditioned) - set(plain)
     params = jax.jit(lambda: init(None, conditions))()['params']
     params = jax.tree.map(lambda x: x + 0.1, params)
-    images = model.apply({'params': params}, *inputs, conditions=conditions)['image']
-    others = model.apply({'params': params}, *inputs, conditions=conditions + 0.1)['image']
+    apply = jax.jit(lambda given: model.apply({'params': params}, *inputs, conditions=given))
+    images, others = (apply(given)['image'] for given in (conditions, conditions + 0.1))
     assert np.abs(images - others).min(axis=(1, 2, 3)).max() > 1e-5
 
 

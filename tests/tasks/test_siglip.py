@@ -100,6 +100,7 @@ def test_no_device_holds_the_matrix_of_a_large_batch(parallel):
     assert temporaries(parallel, chunk=2048) > 3 * found
 
 
+@pytest.mark.slow
 def test_a_locked_image_tower_gets_no_gradient():
     def loss(image, text, task):
         made = {'image': image, 'text': text, 'scale': jnp.float32(1), 'bias': jnp.float32(0)}

@@ -109,6 +109,7 @@ def test_padding_changes_nothing(name):
     assert not np.any(grad[~real]) and np.any(grad[real])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', LOSSES)
 def test_permuted_pairs_have_permuted_gradients(name):
     made, order = make_pairs(), np.array([3, 0, 6, 1, 5, 2, 4])

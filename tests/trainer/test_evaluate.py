@@ -216,6 +216,7 @@ def test_a_task_without_predictions():
         open_evals(settings(evals, 'silent'), layout, steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('config', 'changes', 'words'),
     [

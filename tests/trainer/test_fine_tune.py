@@ -219,6 +219,7 @@ def own_masks(repo, checkpoint, *overrides):
     return config_lib.load(path, [*given, f'init.from={checkpoint}', *overrides])
 
 
+@pytest.mark.slow
 def test_an_eomt_is_made_of_a_vit(repo, place):
     """The encoder, its fields and its normalization are the checkpoint's, the rest starts anew."""
     config = own_masks(repo, place / 'vit.npz', 'model.query_blocks=1', 'model.dtype=float32')

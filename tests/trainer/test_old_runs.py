@@ -19,17 +19,21 @@ from vit_jax.storage import run_folder
 pytestmark = pytest.mark.usefixtures('one_device')
 
 GOLDEN = pathlib.Path(__file__).parents[1] / 'golden'
-DEAR = (  # of which others have most
+DEAR = (  # of which others have most; `test_doors` loads each of them
     'run_bit',
     'run_coltran',
     'run_coltran_upsampler',
     'run_detr_panoptic',
     'run_hybrid',
+    'run_jit',
     'run_mae',
     'run_mixer',
+    'run_open_clip',
     'run_projected',
     'run_rnn',
+    'run_siglip_naflex',
     'run_swin',
+    'run_swin_v2_cr',
 )
 COMPLETE = sorted(path.parent.name for path in GOLDEN.glob('run_*/result.json'))
 DIGITS = {
