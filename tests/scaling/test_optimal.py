@@ -12,7 +12,7 @@ from helpers.messages import says
 
 from vit_jax import __main__ as cli
 from vit_jax.errors import UserError
-from vit_jax.scaling import inference_cost, isoflop, optimal, plots_optimal, points
+from vit_jax.scaling import drift, inference_cost, isoflop, optimal, plots_optimal, points
 from vit_jax.scaling import joint as joint_law
 
 TRUE = {'E': 1.7, 'A': 400.0, 'alpha': 0.34, 'B': 1000.0, 'beta': 0.28}
@@ -241,7 +241,26 @@ def test_bands_beyond_the_runs_grow_by_the_drift():
 
     inside, beyond = width(1), width(30)
     assert inside < 0.2
-    assert beyond > 1.645 * optimal.DRIFT['isoflop'] * np.log(30)
+    assert beyond > 1.645 * drift.SIZE_DRIFT * np.log(30)
+
+
+@pytest.mark.parametrize('other', [3e9, None])
+def test_the_band_of_the_joint_law_includes_its_distance_to_parabolas(other):
+    """Not without an optimum of theirs, nor the other way around, nor within the runs."""
+
+    def half_widths(ratio):
+        ways = {
+            name: {'target': {'N': n, 'bands': {'N': [n, n]} if n else {}}}
+            for name, n in (('joint', 6e9), ('isoflop', other))
+        }
+        drift.add_drift(ways, points.Cost(), ratio)
+        bands = [way['target']['bands'].get('N', (1, 1)) for way in ways.values()]
+        return [float(np.log(high / low) / 2) for low, high in bands]
+
+    plain = 1.645 * drift.SIZE_DRIFT * np.log(8)
+    expected = [np.hypot(plain, 1.645 * np.log(2)), plain] if other else [plain, 0.0]
+    assert half_widths(8.0) == pytest.approx(expected, rel=1e-3)
+    assert half_widths(1.0) == pytest.approx([0.0, 0.0], abs=1e-12)
 
 
 @pytest.mark.parametrize('exponent', [1.0, 0.6])

@@ -21,6 +21,7 @@ from threadpoolctl import threadpool_limits
 from vit_jax.errors import UserError
 from vit_jax.scaling import curve_fit, isoflop
 from vit_jax.scaling.contradictions import compare, has_vague_exponent, is_determined
+from vit_jax.scaling.drift import add_drift, half_band, size_std
 from vit_jax.scaling.inference_cost import summarize_inference
 from vit_jax.scaling.joint import exponents, fit_joint, optimum, warn_outside
 from vit_jax.scaling.noise import pool_noise
@@ -34,12 +35,7 @@ BIAS = (
 _QUANTILES = 1000  # number of quantiles of the Gaussian from which errors are drawn
 _SIZES = 3  # least number of different sizes of a law of the frontier
 _VAGUE_LOSS = 1.5  # ratio of the ends of a 90 % interval above which a loss is not identified
-MEASURED = 30.0  # budget over the largest fitted one up to which bands were measured
 _PAST = 1.05  # budget over the largest fitted one above which it is beyond the runs
-# Standard deviation of ln N*, and of ln loss, per factor of e in compute beyond the largest fitted
-# budget: tests/bench/optimal_bands.py, on the isoFLOP studies of Chinchilla, Llama 3 and Marin.
-DRIFT = {'joint': 0.30, 'isoflop': 0.20, 'frontier': 0.20}
-LOSS_DRIFT = 0.012
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,9 +82,7 @@ class Analysis:
 
     def size_band(self, way: str, budgets: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
         """Compute the 90 % band [K] of N* at budgets [K]; NaN too far away, None without a band."""
-        ratio = budgets / self.points.c[self.fit_mask].max()
-        drift = drift_half_width(DRIFT[way], ratio)
-        drift[ratio > curve_fit.FARTHEST] = np.nan
+        ratio, gap = budgets / self.points.c[self.fit_mask].max(), np.zeros(len(budgets))
         if way == 'joint':
             spread = self._joint_spread(budgets)
         else:
@@ -97,6 +91,10 @@ class Analysis:
         if spread is None:
             return None
         center, down, up = spread
+        if way == 'joint' and (other := self.summary['isoflop']) and other['a'] is not None:
+            gap = center - np.log([self.parabolas.size(c) for c in budgets])
+        drift = half_band(size_std(ratio, gap))
+        drift[ratio > curve_fit.FARTHEST] = np.nan
         return np.exp(center - np.hypot(down, drift)), np.exp(center + np.hypot(up, drift))
 
     def _joint_spread(self, budgets: np.ndarray) -> tuple[np.ndarray, ...] | None:
@@ -162,7 +160,7 @@ def analyze(points: Points, options: AnalysisOptions) -> Analysis:
     ]
     if options.served is not None:
         notes += _add_inference(ways['joint'], joint, runs, target, options.served)
-    notes += _add_drift(ways, runs.cost, target / runs.c.max())
+    notes += add_drift(ways, runs.cost, target / runs.c.max())
     if options.target is None:
         ways = {
             name: way and {k: way[k] for k in way if k != 'target'} for name, way in ways.items()
@@ -265,40 +263,6 @@ def _add_inference(
         return ['no optimum with inference: it needs N* and the loss of the joint law']
     way['inference'], notes = summarize_inference(joint, runs, at, served)
     return notes
-
-
-def drift_half_width(std: float, ratio: np.ndarray | float) -> np.ndarray:
-    """Compute half a 90 % band of the drift, in logs, at `ratio` times the largest budget."""
-    return stats.norm.ppf(curve_fit.BAND[1]) * std * np.log(np.maximum(ratio, 1.0))
-
-
-def _add_drift(ways: dict[str, dict[str, Any] | None], cost: Cost, ratio: float) -> list[str]:
-    """Widen the bands at the target by the drift; return a line on a distant target."""
-    for name, way in ways.items():
-        if way is None:
-            continue
-        target = way['target']
-        if ratio > curve_fit.FARTHEST:
-            for prediction in filter(None, (target, way.get('inference'))):
-                prediction['bands'].clear()
-        stds = {'N': DRIFT[name], 'D': DRIFT[name] * cost.p / cost.q, 'loss': LOSS_DRIFT}
-        for prediction in filter(None, (target, way.get('inference'))):
-            for key, band in prediction['bands'].items():
-                if prediction[key] is not None:
-                    drift = float(drift_half_width(stds[key], ratio))
-                    prediction['bands'][key] = _widen_logs(prediction[key], band, drift)
-    note = curve_fit.distance_note('the target budget', ratio, MEASURED)
-    return [note] if note and any(ways.values()) else []
-
-
-def _widen_logs(value: float, band: list[float], drift: float) -> list[float]:
-    """Add an independent error of half-width `drift`, in logs, to a band [low, high]."""
-    low, high = band
-    down = np.log(value / low) if low > 0 else np.inf
-    return [
-        float(value * np.exp(-np.hypot(down, drift))),
-        float(value * np.exp(np.hypot(np.log(high / value), drift))),
-    ]
 
 
 def _is_identified(bands: dict[str, list[float]], key: str) -> bool:
