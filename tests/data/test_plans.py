@@ -230,3 +230,19 @@ def test_fit_pads_any_array_and_makes_the_mask_that_belongs_to_it():
     np.testing.assert_array_equal(row['patches_mask'], [1, 1, 1, 0, 0])
     np.testing.assert_array_equal(row['patches'].sum(1), [2, 2, 2, 0, 0])
     assert row['label'] == 4
+
+
+def test_repeated_augmentation():
+    """Each example of a batch occurs `times`, each time with its own random numbers."""
+    dataset = opened('images', 'repeated(times=3)', 'random_crop(6)', batch_size=6, seed=1)
+    plain = opened('images', 'fixed', 'random_crop(6)', batch_size=2, seed=1)
+    for batch, few in zip(take(dataset, 20), take(plain, 20), strict=True):  # an epoch has 15
+        assert batch['index'].tolist() == 3 * few['index'].tolist()
+    copies = batch['image'][::2]
+    assert not all(np.array_equal(copies[0], copy) for copy in copies)
+
+
+@pytest.mark.parametrize('times', [0, 4])
+def test_repeats_divide_the_batch(times):
+    with pytest.raises(UserError, match=f'times={times}'):
+        opened('images', f'repeated(times={times})', batch_size=6)
