@@ -19,7 +19,7 @@ from vit_jax.ops import terms
 from vit_jax.runtime import sharding
 from vit_jax.step import (
     Optimizer,
-    Training,
+    TrainApply,
     init_state,
     init_variables,
     make_predict_step,
@@ -53,7 +53,7 @@ def expected():
     keys = {'dropout': step_keys(state, ('augment', 'dropout'))['dropout']}
 
     def loss(params):
-        apply = Training(MODEL, params, {}, keys, None, state.step)
+        apply = TrainApply(MODEL, params, {}, keys, None, state.step)
         with stochastic.example_positions(jnp.arange(contrastive.ROWS)):
             found = TASK.loss(TASK.outputs(apply, batch), batch)
         return terms.means(found)['pairs']
@@ -120,7 +120,7 @@ def test_predictions_compare_all_rows_of_the_batch(name):
 
 def test_each_call_of_the_model_draws_for_itself():
     state = jax.jit(init)()
-    apply = Training(MODEL, state.params, {}, {'dropout': jax.random.key(0)}, None, state.step)
+    apply = TrainApply(MODEL, state.params, {}, {'dropout': jax.random.key(0)}, None, state.step)
     ones = jnp.ones((8, contrastive.WIDTH))
     first, second = (apply(ones, method='embed', train=True) for _ in range(2))
     assert not np.allclose(first, second)
@@ -131,7 +131,7 @@ def test_an_average_has_no_gradient_and_needs_one_to_be_kept():
     ones = jnp.ones((2, contrastive.WIDTH))
 
     def summed(params, average):
-        apply = Training(MODEL, params, {}, {'dropout': jax.random.key(0)}, average, state.step)
+        apply = TrainApply(MODEL, params, {}, {'dropout': jax.random.key(0)}, average, state.step)
         return apply.average(ones)['z'].sum()
 
     # Even where the average is the parameters themselves.

@@ -20,9 +20,9 @@ from PIL import Image
 
 import vit_jax
 from vit_jax import __main__
-from vit_jax.commands import launch
+from vit_jax.commands import _config_keys, launch
 from vit_jax.commands._parser import RENAMED
-from vit_jax.config import load, reference
+from vit_jax.config import load
 from vit_jax.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, UserError
 from vit_jax.interop import files
 from vit_jax.interop.families import vision_transformer
@@ -159,7 +159,7 @@ def test_a_launch_is_printed_as_a_job(line, monkeypatch, capsys):
 
 def test_keys_that_the_documents_name_exist():
     known = {'model.name', 'task.name', 'evals.NAME'}
-    for heading, keys in reference.package_keys().items():
+    for heading, keys in _config_keys.package_keys().items():
         section = heading.partition(',')[0].removeprefix('config').removeprefix('.')
         known |= {f'{section}.{key.name}'.removeprefix('.') for key in keys}
     sections = {key.rpartition('.')[0] for key in known}

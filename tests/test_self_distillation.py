@@ -28,7 +28,7 @@ from vit_jax.inference import load as inference
 from vit_jax.models import vit
 from vit_jax.ops import terms
 from vit_jax.profiling import task_flops
-from vit_jax.step import Training, init_variables
+from vit_jax.step import TrainApply, init_variables
 from vit_jax.tasks import base
 from vit_jax.trainer import build
 from vit_jax.trainer.loop import Preempted
@@ -212,7 +212,7 @@ def outputs():
 
     @jax.jit
     def found(params):
-        apply = Training(model, params, {}, keys, params, jnp.int32(0))
+        apply = TrainApply(model, params, {}, keys, params, jnp.int32(0))
         return Task().outputs(apply, batch)
 
     return found(params)

@@ -24,10 +24,6 @@ def test_annotations_are_evaluated_as_far_as_they_can_be():
     assert found == {'given': typing.Any, 'every': int | None, 'size': int}
 
 
-def test_the_parameters_after_the_star():
-    assert list(signatures.keyword_only(Clock)) == ['every', 'size']
-
-
 @pytest.mark.parametrize(
     ('text', 'found'),
     [

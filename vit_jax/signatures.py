@@ -44,12 +44,6 @@ def _evaluated(parameter: inspect.Parameter, scope: dict[str, Any]) -> Any:
         return Any
 
 
-def keyword_only(constructor: Callable) -> Parameters:
-    """Return the parameters after the `*` of a signature."""
-    found = parameters(constructor).items()
-    return {name: p for name, p in found if p.kind is p.KEYWORD_ONLY}
-
-
 def parse_transforms(text: str) -> list[ast.expr]:
     """Parse transforms separated by bars; none for an empty text.
 

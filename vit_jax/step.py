@@ -69,7 +69,7 @@ def init_with_output(
     rngs = dict(zip(names, jax.random.split(jax.random.key(seed), len(names)), strict=True))
 
     def outputs(module: Any) -> dict[str, jax.Array]:
-        return task.outputs(Initial(module), batch)
+        return task.outputs(InitApply(module), batch)
 
     initial, variables = nn.init_with_output(outputs, model)(rngs)
     return initial, dict(variables)
@@ -108,7 +108,7 @@ TrainStep = Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-    """A gradient transformation, with what else an update depends on.
+    """Gradient transformation, with what else an update depends on.
 
     Attributes:
       tx: Transformation of the gradients of all parameters.
@@ -151,14 +151,8 @@ def make_train_step(
     """
     if not isinstance(optimizer, Optimizer):
         optimizer = Optimizer(optimizer)
-    axis_name, add_up = (layout.train_axis, layout.add_up) if layout else (None, None)
-    split = gradients.Split(step.accum_steps, axis_name, add_up if axis_name else None)
-    gradient = gradients.coupled if task.couples_rows else gradients.separable
-    sharpen = None
-    if step.sam.rho:
-        from vit_jax.optim import sharpness  # here, as few runs need two gradients
-
-        sharpen = sharpness.make(step.sam, step.sam_schedule, optimizer.times)
+    axis_name = layout.train_axis if layout else None
+    differentiate = make_gradient(task, step, optimizer.times, layout)
 
     def train_step(state: TrainState, batch: Batch):
         keys = step_keys(state, ('augment', *task.rngs))
@@ -169,8 +163,8 @@ def make_train_step(
 
         def forward(trained, collections, examples):
             params = gradients.merge(trained, state.params) if optimizer.freeze else trained
-            apply = Training(model, params, collections, keys, state.ema, state.step)
-            apply.frozen = task.bind_frozen(state.frozen) if state.frozen else NO_MODELS
+            models = task.bind_frozen(state.frozen) if state.frozen else NO_MODELS
+            apply = TrainApply(model, params, collections, keys, state.ema, state.step, models)
             with stochastic.example_positions(examples.positions):
                 return task.outputs(apply, examples.batch), apply.collections
 
@@ -178,10 +172,7 @@ def make_train_step(
         trained = state.params
         if optimizer.freeze:
             trained = param_groups.select_trained(state.params, optimizer.freeze)
-        differentiate = sharpen(gradient, state.step) if sharpen else gradient
-        grads, metrics, collections = differentiate(
-            forward, task.loss, trained, state.collections, examples, split
-        )
+        grads, metrics, collections = differentiate(forward, trained, state, examples)
         if optimizer.freeze:  # the optimizer takes a gradient of every parameter
             grads = gradients.merge(grads, jax.tree.map(jnp.zeros_like, state.params))
         updates, opt_state = optimizer.tx.update(grads, state.opt_state, state.params)
@@ -195,6 +186,30 @@ def make_train_step(
 
     wrapped = with_average(train_step, step, optimizer.times) if step.ema_decay else train_step
     return with_skips(wrapped) if step.max_skips else wrapped
+
+
+def make_gradient(task: Task, step: Step, times: Durations | None, layout: Any) -> Callable:
+    """Make the gradient of a task's loss over the global batch; arguments as `make_train_step`.
+
+    Returns:
+      A function (forward, trained parameters, state, examples) -> (gradient, metrics, collections).
+    """
+    axis_name, add_up = (layout.train_axis, layout.add_up) if layout else (None, None)
+    split = gradients.Split(step.accum_steps, axis_name, add_up if axis_name else None)
+    gradient = gradients.coupled if task.couples_rows else gradients.separable
+    sharpen = None
+    if step.sam.rho:
+        from vit_jax.optim import sharpness  # here, as few runs need two gradients
+
+        sharpen = sharpness.make(step.sam, step.sam_schedule, times)
+
+    def differentiate(
+        forward: gradients.Forward, params: PyTree, state: TrainState, examples: gradients.Examples
+    ):
+        at_step = sharpen(gradient, state.step) if sharpen else gradient
+        return at_step(forward, task.loss, params, state.collections, examples, split)
+
+    return differentiate
 
 
 def with_average(train_step: TrainStep, step: Step, times: Durations | None) -> TrainStep:
@@ -246,7 +261,7 @@ def bind(
     *,
     seed: int = 0,
     axis_name: str | None = None,
-) -> Evaluation:
+) -> EvalApply:
     """Return the model as a callable outside of training; `method=NAME` calls its other methods.
 
     Randomness for an example is a function of `seed` and the example's `index`, or of its position
@@ -254,7 +269,7 @@ def bind(
     """
     keys = stream_keys(jax.random.key(seed), task.rngs)
     positions = batch['index'] if 'index' in batch else global_positions(batch, axis_name)
-    return Evaluation(model, variables, keys, positions)
+    return EvalApply(model, variables, keys, positions)
 
 
 def make_eval_step(
@@ -334,35 +349,34 @@ AFTER_TRAINING: Any = np.int32(2**30)  # adding to this step does not overflow
 NO_MODELS: Mapping[str, Callable[..., Any]] = MappingProxyType({})
 
 
-class Training:
-    """Model in training.
+@dataclasses.dataclass(eq=False)
+class TrainApply:
+    """Model in training, as a function of its inputs.
 
     Attributes:
-      collections: Variables other than parameters, after the calls so far.
-      step: Number of steps taken; skipped ones count.
-      frozen: The task's frozen models as functions.
+      model: Linen module.
+      params: parameters.
+      collections: other variables, after the calls so far.
+      keys: keys of the step by random stream.
+      ema: average of the parameters, if there is one.
+      step: number of steps taken; skipped ones count.
+      frozen: the task's frozen models as functions.
     """
 
+    model: Any
+    params: PyTree
+    collections: PyTree
+    keys: Keys
+    ema: PyTree | None
+    step: Int[Array, '']
+    frozen: Mapping[str, Callable[..., Any]] = dataclasses.field(default_factory=dict)
+    calls: int = dataclasses.field(default=0, init=False)
     train = True
-    frozen = NO_MODELS
-
-    def __init__(
-        self,
-        model: Any,
-        params: PyTree,
-        collections: PyTree,
-        keys: Keys,
-        ema: PyTree | None,
-        step: Int[Array, ''],
-    ):
-        self.collections, self.step = collections, step
-        self._model, self._params, self._keys, self._ema = model, params, keys, ema
-        self._calls = 0
 
     def __call__(self, *inputs: Any, method: str | None = None, **options: Any) -> Any:
         options = {'train': True} | options if method is None else {'method': method} | options
-        outputs, collections = self._model.apply(
-            {'params': self._params, **self.collections},
+        outputs, collections = self.model.apply(
+            {'params': self.params, **self.collections},
             *inputs,
             rngs=self._next_keys(),
             mutable=list(self.collections),
@@ -372,23 +386,23 @@ class Training:
         return outputs
 
     def average(self, *inputs: Any, method: str | None = None, **options: Any) -> Any:
-        if self._ema is None:
+        if self.ema is None:
             raise UserError('config.step.ema_decay=0: the task needs an average, as of 0.996')
         options = {'train': False} | options if method is None else {'method': method} | options
-        variables = {'params': self._ema, **self.collections}
-        outputs = self._model.apply(variables, *inputs, rngs=self._next_keys(), **options)
+        variables = {'params': self.ema, **self.collections}
+        outputs = self.model.apply(variables, *inputs, rngs=self._next_keys(), **options)
         return jax.lax.stop_gradient(outputs)
 
     def _next_keys(self) -> Keys:
         """Return the keys of the step for the first call, others for each further one."""
-        number, self._calls = self._calls, self._calls + 1
+        number, self.calls = self.calls, self.calls + 1
         if not number:
-            return self._keys
-        return {name: jax.random.fold_in(key, number) for name, key in self._keys.items()}
+            return self.keys
+        return {name: jax.random.fold_in(key, number) for name, key in self.keys.items()}
 
 
-class Evaluation:
-    """Model in evaluation, with averaged parameters if there are any.
+class EvalApply:
+    """Model in evaluation, as a function of its inputs; with averaged parameters, if any.
 
     Further keywords of a call go to `Module.apply`; `mutable=['intermediates']` also returns those.
     """
@@ -407,8 +421,8 @@ class Evaluation:
     average = __call__
 
 
-class Initial:
-    """Module during initialization: its calls create its variables."""
+class InitApply:
+    """Module during initialization, as a function: its calls create its variables."""
 
     train, step, frozen = False, AFTER_TRAINING, NO_MODELS
 

@@ -99,6 +99,14 @@ def _fault(have: Any, want: Any, dtypes: bool) -> str:
     return f'is {old} instead of {new}' if dtypes and old != new else ''
 
 
+def overlay(initial: Mapping[str, PyTree], updates: Mapping[str, PyTree]) -> dict[str, PyTree]:
+    """Return a copy of `initial` with the leaves of `updates` in their places."""
+    merged = dict(initial)
+    for key, value in updates.items():
+        merged[key] = overlay(initial[key], value) if isinstance(value, Mapping) else value
+    return merged
+
+
 def weights_digest(variables: Any) -> str:
     """Return a digest of all arrays."""
     digest = hashlib.sha256()

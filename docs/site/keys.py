@@ -6,13 +6,13 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from vit_jax.config import reference
-from vit_jax.config.reference import Key
+from vit_jax.commands import _config_keys
+from vit_jax.commands._config_keys import Key
 
 DOCS = Path(__file__).resolve().parents[1]
 INDEX, FOLDER = DOCS / 'config.md', DOCS / 'config'
 TOP = 'run'
-HEAD = f"""{reference.HEAD}
+HEAD = f"""{_config_keys.HEAD}
 One page for each section:
 
 """
@@ -29,7 +29,7 @@ def title(name: str) -> str:
 
 
 def lay_out(sections: Mapping[str, list[Key]]) -> dict[Path, str]:
-    """Lay out the sections that `reference.package_keys` returns as pages, {path: text}."""
+    """Lay out the sections that `_config_keys.package_keys` returns as pages, {path: text}."""
     grouped: dict[str, dict[str, list[Key]]] = {}
     for heading, keys in sections.items():
         grouped.setdefault(page_name(heading), {})[heading] = keys
@@ -37,12 +37,12 @@ def lay_out(sections: Mapping[str, list[Key]]) -> dict[Path, str]:
     pages = {INDEX: HEAD + '\n'.join(entries) + '\n'}
     for name, group in grouped.items():
         head = f'# {title(name)}\n\n[All sections](../config.md)\n'
-        pages[FOLDER / f'{name}.md'] = reference.markdown(group, head)
+        pages[FOLDER / f'{name}.md'] = _config_keys.markdown(group, head)
     return pages
 
 
 if __name__ == '__main__':
-    pages = lay_out(reference.package_keys())
+    pages = lay_out(_config_keys.package_keys())
     FOLDER.mkdir(exist_ok=True)
     for path in {*FOLDER.glob('*.md')} - pages.keys():
         path.unlink()

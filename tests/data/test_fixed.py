@@ -585,15 +585,21 @@ def test_evaluation_pads_everything_to_the_last_size_in_any_batch():
 # -- the module ----------------------------------------------------------------------------------
 
 
-def test_import_is_light():
+def test_imports_are_light():
     program = (
         'import sys, vit_jax.data.dataset, vit_jax.data.sources; '
-        'from vit_jax.data.transforms import registry; registry.plain(); print(*sys.modules)'
+        'from vit_jax.data.transforms import parse_transforms, registry; '
+        "parse_transforms('pad_and_crop(1)|flip'); print(*sys.modules); "
+        '[*map(registry.find, registry.modules())]; print(*sys.modules)'
     )
     done = subprocess.run(
         [sys.executable, '-c', program], capture_output=True, text=True, env=os.environ
     )
-    loaded = set(done.stdout.split())
+    used, loaded = (set(line.split()) for line in done.stdout.splitlines())
     assert 'vit_jax.data.dataset' in loaded, done.stderr
     heavy = {'jax', 'flax', 'grain', 'tensorflow', 'tensorflow_datasets', 'torch', 'sklearn'}
     assert not loaded & heavy
+    # Only modules with transforms of the text are imported.
+    assert 'vit_jax.data.transforms.image' in used
+    others = {'distortions', 'randaugment', 'segmentation', 'text', 'tf_image'}
+    assert {m.rpartition('.')[2] for m in loaded - used} >= others

@@ -1,7 +1,9 @@
 """Transforms of images, and the text they are read from."""
 
 import hashlib
+import importlib
 import pickle
+import pkgutil
 import sys
 import types
 
@@ -387,11 +389,18 @@ def test_mistakes_are_one_line(spec, message):
 
 
 def test_plain_names_are_the_marked_functions_of_the_package():
-    assert set(registry.plain()) >= {*EXAMPLES, 'lower', 'pad_objects', 'swap', 'tokenize'}
-    assert not {'transform', 'find', 'parse_transforms', 'to_pillow'} & set(registry.plain())
-    for name, factory in registry.plain().items():
-        assert registry.find(f'{factory.__module__}.{name}') is factory
+    modules = registry.modules()
+    assert set(modules) >= {*EXAMPLES, 'lower', 'pad_objects', 'swap', 'tokenize'}
+    assert not {'transform', 'find', 'parse_transforms', 'to_pillow'} & set(modules)
+    for name, module in modules.items():
+        factory = registry.find(name)
+        assert registry.find(f'{module}.{name}') is factory
         assert factory.__doc__
+    for info in pkgutil.iter_modules(importlib.import_module(registry.PACKAGE).__path__):
+        module = importlib.import_module(f'{registry.PACKAGE}.{info.name}')
+        for name, value in vars(module).items():
+            if registry.is_marked(value, registry.TRANSFORM):
+                assert modules[name] == value.__module__
 
 
 def test_a_new_module_needs_no_table(tmp_path, monkeypatch):
@@ -402,11 +411,11 @@ def test_a_new_module_needs_no_table(tmp_path, monkeypatch):
         '@transform\ndef halve():\n    return lambda image: image // 2\n'
     )
     monkeypatch.setattr(package, '__path__', [*package.__path__, str(tmp_path)])
-    registry.plain.cache_clear()
+    registry.modules.cache_clear()
     try:
         np.testing.assert_array_equal(apply('halve', picture()), picture() // 2)
     finally:
-        registry.plain.cache_clear()
+        registry.modules.cache_clear()
         sys.modules.pop('vit_jax.data.transforms.halves')
 
 

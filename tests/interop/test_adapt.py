@@ -16,7 +16,7 @@ from vit_jax.interop import adapt as adapting
 from vit_jax.interop.trained import TrainedModel, fields
 from vit_jax.models import base as models
 from vit_jax.models import mae, seq2seq, swin, swin_v2, vit
-from vit_jax.tree_paths import param_paths, unroll
+from vit_jax.tree_paths import overlay, param_paths, unroll
 
 FIELDS = dict(num_classes=4, patch_size=4, width=16, depth=3, mlp_dim=24, num_heads=2)
 
@@ -215,10 +215,10 @@ def test_every_other_difference_names_parameters_and_shapes(params, fields, mess
 
 def test_overlay_replaces_leaves_alone():
     initial = {'a': {'b': 1, 'c': 2}, 'd': 3}
-    assert adapting.overlay(initial, {'a': {'c': 5}}) == {'a': {'b': 1, 'c': 5}, 'd': 3}
+    assert overlay(initial, {'a': {'c': 5}}) == {'a': {'b': 1, 'c': 5}, 'd': 3}
     assert initial == {'a': {'b': 1, 'c': 2}, 'd': 3}
     with pytest.raises(KeyError):
-        adapting.overlay(initial, {'e': {'f': 1}})
+        overlay(initial, {'e': {'f': 1}})
 
 
 class Detector(models.Model):

@@ -17,7 +17,7 @@ from vit_jax.errors import UserError
 from vit_jax.models import dinov2, vit
 from vit_jax.ops import resize, self_distillation, terms
 from vit_jax.runtime import sharding
-from vit_jax.step import Optimizer, Training, init_state, init_variables, make_train_step
+from vit_jax.step import Optimizer, TrainApply, init_state, init_variables, make_train_step
 from vit_jax.tasks import base
 from vit_jax.tasks import dinov2 as dinov2_task
 from vit_jax.tasks._views import fold, unfold
@@ -150,7 +150,7 @@ def outputs(step=0, seed=0, ema=None, batch=BATCH):
 
 @jax.jit
 def _outputs(keys, ema, batch, step):
-    apply = Training(MODEL, params(), {}, keys, ema, step)
+    apply = TrainApply(MODEL, params(), {}, keys, ema, step)
     return Task(warmup=4).outputs(apply, batch)
 
 
@@ -257,7 +257,7 @@ ANCHORED = Task(gram=2.0).with_frozen({GRAM: FrozenModel(vit.Model(**VIT), None,
 
 def student(weights):
     keys = {name: jax.random.key(0) for name in Task.rngs}
-    return Training(MODEL, weights, {}, keys, weights, jnp.int32(0))
+    return TrainApply(MODEL, weights, {}, keys, weights, jnp.int32(0))
 
 
 @jax.jit

@@ -126,7 +126,7 @@ def _outputs(task, train):
         with example_positions(positions):
             if train:
                 keys = step.stream_keys(key, task.rngs)
-                apply = step.Training(MODEL, variables, {}, keys, None, jnp.zeros((), jnp.int32))
+                apply = step.TrainApply(MODEL, variables, {}, keys, None, jnp.zeros((), jnp.int32))
                 return task.outputs(apply, batch)
         return task.outputs(step.bind(MODEL, task, {'params': variables}, batch), batch)
 

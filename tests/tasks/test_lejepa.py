@@ -71,7 +71,7 @@ def outputs(batch, key=0):
 @jax.jit
 def _outputs(params, batch, key):
     keys = step.stream_keys(key, TASK.rngs)
-    apply = step.Training(MODEL, params, {}, keys, None, jnp.zeros((), jnp.int32))
+    apply = step.TrainApply(MODEL, params, {}, keys, None, jnp.zeros((), jnp.int32))
     return TASK.outputs(apply, batch)
 
 

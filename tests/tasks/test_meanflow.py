@@ -182,7 +182,7 @@ def _outputs(train):
             if not train:
                 return task.outputs(step.bind(MODEL, task, {'params': params}, batch), batch)
             keys = step.stream_keys(key, task.rngs)
-            apply = step.Training(MODEL, params, {}, keys, None, jnp.zeros((), jnp.int32))
+            apply = step.TrainApply(MODEL, params, {}, keys, None, jnp.zeros((), jnp.int32))
             return task.outputs(apply, batch)
 
     return jax.jit(outputs)

@@ -66,8 +66,8 @@ def transforms() -> list[Named]:
     """List the functions for `config.data.transforms`, with their arguments."""
     from vit_jax.data.transforms import registry
 
-    functions = sorted(registry.plain().items())
-    return [Named(name, first_line(f), _signature(f)) for name, f in functions]
+    functions = map(registry.find, sorted(registry.modules()))
+    return [Named(f.__name__, first_line(f), _signature(f)) for f in functions]
 
 
 def optimizers() -> list[Named]:

@@ -160,10 +160,10 @@ def command_section(command: _catalog.Command) -> str:
 
 def print_keys(patterns: Sequence[str], as_json: bool) -> int:
     """Print the config keys whose section, name or meaning contains a pattern, as Markdown."""
-    from vit_jax.config import reference
+    from vit_jax.commands import _config_keys
 
     sections = {}
-    for heading, keys in reference.package_keys().items():
+    for heading, keys in _config_keys.package_keys().items():
         matching = [key for key in keys if matches(f'{key.name} {key.text}'.lower(), patterns)]
         if chosen := keys if matches(heading, patterns) else matching:
             sections[heading] = chosen
@@ -171,7 +171,7 @@ def print_keys(patterns: Sequence[str], as_json: bool) -> int:
         print(json.dumps({k: [dataclasses.asdict(key) for key in v] for k, v in sections.items()}))
         return 0
     require_some(sections, KEYS, patterns)
-    print(reference.markdown(sections), end='')
+    print(_config_keys.markdown(sections), end='')
     return 0
 
 

@@ -108,11 +108,11 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, ConfigDict]:
 
 def print_keys(config: ConfigDict) -> None:
     """Print a table of each section's keys; keys at their defaults are dim."""
-    from vit_jax.config import reference
+    from vit_jax.commands import _config_keys
     from vit_jax.runtime.console import Console, Table
 
     console = Console()
-    for section, keys in reference.config_keys(config).items():
+    for section, keys in _config_keys.config_keys(config).items():
         table = Table('key', 'value', 'type', 'default', 'meaning')
         table.columns[0].no_wrap = True
         table.title, table.title_justify = section, 'left'

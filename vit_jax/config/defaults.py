@@ -27,7 +27,7 @@ def differences(before: ConfigDict, after: ConfigDict) -> list[str]:
     A missing key equals its default. `before` is not trusted: its model and task are imported only
     if `after` has the same.
     """
-    nested = [path for path in schema.section_paths({}) if '.' in path]
+    nested = [path for path, _, _ in schema.sections({}) if '.' in path]
     names = [
         name
         for key in schema.fields(Run)
@@ -54,7 +54,8 @@ def _complete(config: ConfigDict, name: str) -> Any:
         return _flat(objects.model_class(group['name']), name, group)
     values = {key: p.default for key, p in declared.items()}
     values |= {key: plain(value) for key, value in group.items()}
-    return {k: v for k, v in values.items() if schema.section_class(f'{name}.{k}') is None}
+    nested = {path for path, _, _ in schema.sections({})}
+    return {k: v for k, v in values.items() if f'{name}.{k}' not in nested}
 
 
 def function_changes(before: ConfigDict, after: ConfigDict) -> Iterator[Change]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import inspect
 import json
 import math
 import re
@@ -21,7 +22,6 @@ from vit_jax.config import objects, schema
 from vit_jax.config.recipes import run_file
 from vit_jax.config.run import LEFT_OPEN, Inference, Model, Run, Task
 from vit_jax.errors import UserError, hide_secrets, nearest
-from vit_jax.signatures import Parameters
 from vit_jax.storage import paths
 
 # Renamed keys. Configs with the old names still load.
@@ -168,11 +168,13 @@ def to_inference(config: ConfigDict) -> Inference:
     return _to_typed(config, Inference)
 
 
-def _to_typed(config: ConfigDict, cls: type[schema.Section]) -> schema.Section:
+def _to_typed(
+    config: ConfigDict, cls: type[schema.Section], strict: bool = False
+) -> schema.Section:
     groups = config.to_dict()
     vocab = {key: value for key, value in groups['data'].items() if key == 'vocab'}
     groups['evals'] = {name: vocab | entry for name, entry in groups.get('evals', {}).items()}
-    return schema.make(cls, groups, 'config')
+    return schema.make(cls, groups, 'config', strict)
 
 
 def section(config: ConfigDict, cls: type[schema.Section]) -> schema.Section:
@@ -326,19 +328,20 @@ def apply_override(config: ConfigDict, override: str) -> None:
     if not equals:
         raise UserError(f'--config.{dotted}: give a value, as in --config.{dotted}=VALUE')
     *parents, leaf = dotted.split('.')
-    node = config
-    for i in range(len(parents)):
-        node = _group(config, node, parents[: i + 1], dotted, text)
-    if parents == ['model'] and isinstance(name := node.get('name'), str):
+    if parents == ['model'] and isinstance(name := config.model.get('name'), str):
         places = objects.place_field(name, leaf, text)
         if places != [(leaf, text)]:
             for path, value in places:
                 apply_override(config, f'model.{path}={value}')
             return
-    allowed: tuple[type, ...] = ()  # any, while the model is not known
-    if parents[:1] != ['model'] or not schema.follows_checkpoint(config):
-        valid = schema.parameters(config, '.'.join(parents))
-        allowed = _allowed(config, node, valid, leaf, dotted, '.'.join(['config', *parents]), text)
+    node, path = config, ''
+    for key in parents:
+        node, path = _enter(config, node, path, key, override), f'{path}.{key}'.lstrip('.')
+    allowed = schema.accepted_types(_declaration(config, node, path, leaf, override))
+    if allowed == (dict,) or isinstance(node.get(leaf), ConfigDict):
+        keys = node.get(leaf) or schema.parameters(config, f'{path}.{leaf}'.lstrip('.'))
+        hint = f'; set one of its keys: {", ".join(keys)}' if keys else ''
+        raise UserError(f'--config.{dotted} is a group{hint}')
     try:
         value = schema.parse_value(text, allowed)
     except ValueError as e:
@@ -348,45 +351,33 @@ def apply_override(config: ConfigDict, override: str) -> None:
     _set(config, node, leaf, value)
 
 
-def _group(
-    config: ConfigDict, node: ConfigDict, path: Sequence[str], dotted: str, text: str
-) -> ConfigDict:
-    """Return the group at `path`, with parent `node`; created if it is a key of the constructor."""
-    *parents, key = path
-    where, valid = '.'.join(['config', *parents]), schema.parameters(config, '.'.join(parents))
+def _enter(config: ConfigDict, node: ConfigDict, path: str, key: str, override: str) -> ConfigDict:
+    """Return the group `key` of the section at `path`; added if it is declared."""
+    declaration = _declaration(config, node, path, key, override)
     if key not in node:
-        is_open = parents[:1] == ['model'] and schema.follows_checkpoint(config)
-        if not is_open and key not in valid:
-            raise _unknown(dotted, where, key, {*node, *valid}, text)
-        group = is_open or schema.accepted_types(valid[key]) == (dict,)
-        _set(config, node, key, ConfigDict() if group else valid[key].default)
+        is_group = schema.accepted_types(declaration) in ((), (dict,))
+        _set(config, node, key, ConfigDict() if is_group else declaration.default)
     if not isinstance(node[key], ConfigDict):
-        raise UserError(f'--config.{dotted}: {where}.{key} is a value and has no keys')
+        where = '.'.join(filter(None, ('config', path, key)))
+        raise UserError(f'--config.{override}: {where} is a value and has no keys')
     return node[key]
 
 
-def _allowed(
-    config: ConfigDict,
-    node: ConfigDict,
-    valid: Parameters,
-    leaf: str,
-    dotted: str,
-    where: str,
-    text: str,
-) -> tuple[type, ...]:
-    """Return the types of a value, from the constructor or else from the value in the file."""
-    if leaf not in node and leaf not in valid:
-        raise _unknown(dotted, where, leaf, {*node, *valid}, text)
-    allowed = schema.accepted_types(valid[leaf]) if leaf in valid else ()
-    value = node.get(leaf)
-    if allowed == (dict,) or isinstance(value, ConfigDict):
-        keys = value or schema.parameters(config, '.'.join([*where.split('.')[1:], leaf]))
-        hint = f'; set one of its keys: {", ".join(keys)}' if keys else ''
-        raise UserError(f'--config.{dotted} is a group{hint}')
-    return allowed or (() if value is None else (type(value),))
+def _declaration(
+    config: ConfigDict, node: ConfigDict, path: str, key: str, override: str
+) -> inspect.Parameter:
+    """Return the declaration of a key of the section at `path`; `ANY` if only the file has it."""
+    valid = schema.parameters(config, path)
+    is_open = path.partition('.')[0] == 'model' and schema.follows_checkpoint(config)
+    if is_open or (key in node and key not in valid):
+        return schema.ANY
+    if key not in valid:
+        raise _unknown(f'config.{path}'.rstrip('.'), key, {*node, *valid}, override)
+    return valid[key]
 
 
-def _unknown(dotted: str, where: str, key: str, valid: Iterable[str], value: str) -> UserError:
+def _unknown(where: str, key: str, valid: Iterable[str], override: str) -> UserError:
+    dotted, _, value = override.partition('=')
     if (hint := other_word(key, value)) and hint.partition('=')[0] != f'--config.{dotted}':
         return UserError(f'--config.{dotted}: unknown key of {where} {key!r}; did you mean {hint}?')
     return UserError(f'--config.{dotted}: ' + nearest(f'key of {where}', key, valid))
@@ -420,9 +411,9 @@ def validate(config: ConfigDict) -> None:
       UserError: for a missing or unknown key, a value of the wrong type or out of range, a number
         that is not finite, or an invalid duration.
     """
-    schema.check(config)
+    schema.require_complete(config)
     _check_finite(config, 'config')
-    run = to_run(config)
+    run = _to_typed(config, Run, strict=True)
     for name, entry in run.evals.items():
         objects.make_evaluator(entry, f'config.evals.{name}')
     for name in run.writers:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from vit_jax.tasks import base as tasks
 
 
-def model_class(name: str) -> type[models.Model]:
+def model_class(name: str | None) -> type[models.Model]:
     """Return a model's Linen class; raise UserError if missing or not a `Model`."""
     from vit_jax.models import base  # here, since it imports JAX
 
@@ -52,9 +52,18 @@ def _find(name: str | None, base: type) -> Any:
 
 def make_model(model: Model) -> Any:
     """Build the module of `config.model`; raise UserError if its class rejects an option."""
-    from vit_jax.models import base
+    try:
+        return model_class(model.name)(**model.options)
+    except TypeError as e:
+        raise UserError(f'config.model: {e}') from e
 
-    return _make(model, base.Model)
+
+def make_task(task: Task) -> tasks.Task:
+    """Return the task of `config.task`; raises UserError if its class rejects an option."""
+    try:
+        return task_class(task.name)(**task.options)
+    except TypeError as e:
+        raise UserError(f'config.task: {e}') from e
 
 
 def merge_fields(name: str, *fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,20 +78,6 @@ def place_field(name: str, field: str, value: Any) -> list[tuple[str, Any]]:
     from vit_jax.nn import options
 
     return options.place(model_class(name), field, value)
-
-
-def make_task(task: Task) -> tasks.Task:
-    """Return the task of `config.task`; raises UserError if its class rejects an option."""
-    from vit_jax.tasks import base
-
-    return _make(task, base.Task)
-
-
-def _make(named: Model | Task, base: type) -> Any:
-    try:
-        return _find(named.name, base)(**named.options)
-    except TypeError as e:
-        raise UserError(f'config.{base.__name__.lower()}: {e}') from e
 
 
 def make_evaluator(entry: Evaluation, where: str) -> evaluators.Evaluator | None:

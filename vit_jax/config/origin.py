@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from vit_jax.config.run import Run
-from vit_jax.config.schema import to_group
+from vit_jax.config.schema import plain, to_group
 from vit_jax.errors import UserError
 from vit_jax.signatures import function_name, parse_call, parse_sources, transform_names
 from vit_jax.storage.model_ref import ModelRef
@@ -42,7 +40,7 @@ def require_name(name: str, allowed: Sequence[str], what: str) -> None:
 
 def dotted_names(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Return the keys and values of a config whose values are dotted names of modules."""
-    return ((key, name) for key, name in _names(_plain(config)) if '.' in name)
+    return ((key, name) for key, name in _names(plain(config)) if '.' in name)
 
 
 def trusted_names(run: Run) -> list[str]:
@@ -51,45 +49,31 @@ def trusted_names(run: Run) -> list[str]:
 
 
 def _names(config: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    yield 'model.name', _text(_group(config, 'model'), 'name')
-    yield 'task.name', _text(_group(config, 'task'), 'name')
-    yield 'task.loss_name', _text(_group(config, 'task'), 'loss_name')
-    for key, value in _group(config, 'task').items():  # a teacher of a family of one's own
-        if key == 'teacher':
-            yield 'task.teacher', _family(value)
-    yield 'init.from', _family(_group(config, 'init').get('from'))
-    writers = config.get('writers')
-    for writer in writers if isinstance(writers, (list, tuple)) else ():
+    for path in (('model', 'name'), ('task', 'name'), ('task', 'loss_name')):
+        yield '.'.join(path), _text(config, *path)
+    for path in (('task', 'teacher'), ('init', 'from')):  # of a family of the user's
+        if reference := _text(config, *path):
+            yield '.'.join(path), ModelRef.parse(reference).family
+    writers, evals = config.get('writers'), config.get('evals')
+    for writer in writers if isinstance(writers, tuple) else ():
         yield 'writers', writer if isinstance(writer, str) else ''
-    evals = _group(config, 'evals')
-    sections = {'data': _group(config, 'data')} | {f'evals.{k}': _group(evals, k) for k in evals}
-    for key, section in sections.items():
-        for source, _ in parse_sources(_text(section, 'source')):
+    for path in (('data',), *(('evals', name) for name in evals or () if isinstance(evals, dict))):
+        key = '.'.join(path)
+        for source, _ in parse_sources(_text(config, *path, 'source')):
             yield f'{key}.source', source.partition(':')[0]
-        yield f'{key}.evaluator', _text(section, 'evaluator')
-        if plan := _text(section, 'plan'):
+        yield f'{key}.evaluator', _text(config, *path, 'evaluator')
+        if plan := _text(config, *path, 'plan'):
             yield f'{key}.plan', function_name(parse_call(plan, f'config.{key}.plan'))
-        for name in transform_names(_text(section, 'transforms')):
+        for name in transform_names(_text(config, *path, 'transforms')):
             yield f'{key}.transforms', name
-
-
-def _family(reference: Any) -> str:
-    return ModelRef.parse(reference).family if isinstance(reference, str) else ''
 
 
 def _within(name: str, package: str) -> bool:
     return name == package or name.startswith(f'{package}.')
 
 
-def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    return config.to_dict() if isinstance(config, ConfigDict) else dict(config)
-
-
-def _group(config: dict[str, Any], key: str) -> dict[str, Any]:
-    group = config.get(key)
-    return group if isinstance(group, dict) else {}
-
-
-def _text(section: dict[str, Any], key: str) -> str:
-    text = section.get(key)
-    return text if isinstance(text, str) else ''
+def _text(config: Any, *path: str) -> str:
+    """Return the text at a path of a config, which may be malformed; empty for anything else."""
+    for key in path:
+        config = config.get(key) if isinstance(config, dict) else None
+    return config if isinstance(config, str) else ''

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import collections.abc
 import dataclasses
+import functools
 import inspect
 import types
 import typing
@@ -36,14 +37,17 @@ Group = Mapping[str, Any]
 Section = TypeVar('Section')
 NONE = type(None)
 EVALS = Mapping[str, Evaluation]  # the annotation of `Inference.evals`
+NAMED = (Model, Task, Optim)  # sections whose `name` declares further keys
 OPTIONS = 'options'  # the field of a section for the keys that its own class does not declare
 
-_ANY = inspect.Parameter('any', inspect.Parameter.KEYWORD_ONLY)
+ANY = inspect.Parameter('any', inspect.Parameter.KEYWORD_ONLY)  # of a key of any type
 _BOOLS = {'true': True, '1': True, 'false': False, '0': False}
 _NAMES = {dict: 'a group of keys', NONE: 'None'}
 _SAYS_DURATION = typing.get_args(Duration)[1]
+_GROUPS = (ConfigDict, dict)
 
 
+@functools.cache
 def fields(cls: Any) -> Parameters:
     """List the keys that a section's dataclass declares, with parameters named like its fields."""
     by_name = parameters_of(cls)
@@ -56,24 +60,32 @@ def class_keys(cls: Callable) -> Parameters:
     return {name: p for name, p in parameters_of(cls).items() if name not in ('parent', 'name')}
 
 
-def section_class(path: str) -> Any:
-    """Return the dataclass of a trainer section such as 'optim.schedule'; None for others."""
-    node: Any = Run
-    for key in filter(None, path.split('.')):
-        parameter = fields(node).get(key) if dataclasses.is_dataclass(node) else None
-        node = Evaluation if node == EVALS else parameter.annotation if parameter else None
-    return node if dataclasses.is_dataclass(node) else None
+def sections(
+    config: Group, cls: Any = Run, path: str = ''
+) -> Iterator[tuple[str, type[Any], Group]]:
+    """Yield path, class and keys of each section, such as 'optim.schedule'; the config is first.
 
+    The keys of a section that the config lacks are empty.
 
-def section_paths(config: Group, within: str = '') -> Iterator[str]:
-    """Yield the paths of all possible sections of a config, the whole config ('') first."""
-    yield within
-    for key, parameter in fields(section_class(within)).items():
-        path = f'{within}.{key}'.removeprefix('.')
+    Raises:
+      UserError: for a value in place of a section.
+    """
+    _require_group(config, f'config.{path}'.rstrip('.'))
+    yield path, cls, config
+    for key, parameter in fields(cls).items():
+        within = f'{path}.{key}'.removeprefix('.')
         if dataclasses.is_dataclass(parameter.annotation):
-            yield from section_paths(config, path)
+            yield from sections(config.get(key, {}), parameter.annotation, within)
         elif parameter.annotation == EVALS:
-            yield from (f'{path}.{name}' for name in find_section(config, path))
+            entries = config.get(key, {})
+            _require_group(entries, f'config.{within}')
+            for name, entry in entries.items():
+                yield from sections(entry, Evaluation, f'{within}.{name}')
+
+
+def _require_group(value: Any, where: str) -> None:
+    if not isinstance(value, _GROUPS):
+        raise UserError(f'{where}={value!r}: expected a group of keys')
 
 
 def find_section(config: Group, path: str) -> Group:
@@ -85,7 +97,7 @@ def find_section(config: Group, path: str) -> Group:
 
 
 def parameters(config: Group, path: str) -> Parameters:
-    """Return the valid keys of a section, with their defaults and types.
+    """Return the valid keys of a section, with their defaults and types; none if it does not exist.
 
     Args:
       config: Names the model, task, optimizer and evaluators.
@@ -96,14 +108,49 @@ def parameters(config: Group, path: str) -> Parameters:
     """
     if path.startswith('model.'):
         return group_keys(parameters(config, path.rpartition('.')[0]), path.rpartition('.')[2])
-    if (cls := section_class(path)) is None:
-        return {}
-    declared, group = fields(cls), find_section(config, path)
-    if cls is Evaluation and not (group.get('evaluator') and _evaluator(group).learns):
-        declared = {key: p for key, p in declared.items() if key != 'fit'}
-    return declared | {
-        key: p for key, p in options(cls, group, path).items() if key not in declared
-    }
+    for place, cls, group in sections(config):
+        if place == path:
+            return declared(cls, group, f'config.{path}')
+    return {}
+
+
+def declared(cls: type, group: Group, where: str) -> Parameters:
+    """Return the valid keys of a section: the fields of its class, and the keys of what it names.
+
+    Raises:
+      UserError: for a section without a name, or with an unknown one.
+    """
+    known = fields(cls)
+    if cls is Model and follows_checkpoint({'model': group}):
+        return {**known, **dict.fromkeys(group, ANY), **known}  # the model's, not read yet
+    if cls in NAMED and group.get('name') is None:
+        raise UserError(f"{where}: the key 'name' is missing")
+    constructor = named(cls, group)
+    if cls is Evaluation and not (constructor and constructor.learns):
+        known = {key: p for key, p in known.items() if key != 'fit'}
+    if cls is Optim:
+        from vit_jax.optim import make  # here, since it imports JAX
+
+        return {**known, **make.options(group['name']), **known}
+    return {**known, **class_keys(constructor), **known} if constructor else known
+
+
+def named(cls: type, group: Group) -> Any:
+    """Find the class or the optimizer's function that a section names; None if it names nothing.
+
+    Raises:
+      UserError: for an unknown name.
+    """
+    find = {Model: objects.model_class, Task: objects.task_class, Optim: _optimizer}
+    if cls is Evaluation:
+        return objects.evaluator_class(group['evaluator']) if group.get('evaluator') else None
+    return find[cls](group['name']) if cls in find and group.get('name') else None
+
+
+def _optimizer(name: str) -> Callable:
+    from vit_jax.optim import make  # here, since it imports JAX
+
+    return make.factory(name)
 
 
 def group_keys(known: Parameters, key: str) -> Parameters:
@@ -111,8 +158,8 @@ def group_keys(known: Parameters, key: str) -> Parameters:
     group = known[key].default if key in known else None
     if not is_options(group):
         return {}
-    found = parameters_of(type(group))
-    return {name: p.replace(default=getattr(group, name)) for name, p in found.items()}
+    keys = parameters_of(type(group))
+    return {name: p.replace(default=getattr(group, name)) for name, p in keys.items()}
 
 
 def is_options(default: Any) -> bool:
@@ -122,132 +169,106 @@ def is_options(default: Any) -> bool:
     return is_record and type(default).__module__ != Run.__module__
 
 
-def _evaluator(group: Group) -> Any:
-    return objects.evaluator_class(group['evaluator'])
-
-
-def options(cls: type, group: Group, path: str) -> Parameters:
-    """Find the keys that the model, task, evaluator or optimizer named by a section declares.
-
-    Raises:
-      UserError: for an unknown name, or a section without one.
-    """
-    if cls is Evaluation:
-        return class_keys(_evaluator(group)) if group.get('evaluator') else {}
-    if cls not in (Model, Task, Optim):
-        return {}
-    name = group.get('name')
-    if cls is Model and name is None and 'name' in group:
-        return dict.fromkeys(group, _ANY)  # the checkpoint's, which is not read yet
-    if name is None:
-        raise UserError(f"config.{path}: the key 'name' is missing")
-    if cls is Optim:
-        from vit_jax.optim import make  # here, since it imports JAX
-
-        return make.options(str(name))
-    return class_keys(objects.model_class(name) if cls is Model else objects.task_class(name))
-
-
 def follows_checkpoint(config: Group) -> bool:
     """Return whether the model comes from the checkpoint `config.init.from`, not read yet."""
     model = config.get('model')
-    return isinstance(model, (ConfigDict, dict)) and model.get('name', '') is None
+    return isinstance(model, _GROUPS) and model.get('name', '') is None
 
 
-def check(config: ConfigDict) -> None:
-    """Check the keys of a config and the types of their values.
-
-    Raises:
-      UserError: for a missing or unknown key, a value of another type, or an invalid duration.
-    """
+def require_complete(config: ConfigDict) -> None:
+    """Raise UserError if a config has unknown sections, or its sections lack required keys."""
     _check_known(config, fields(Run), 'config')
-    if lacking := list(_lacking(config)):
-        raise UserError(f'config: {_missing(lacking)}')
-    for path in section_paths(config):
-        check_section(config, path)
+    lacking = [
+        f'{path}.{key}'.removeprefix('.')
+        for path, cls, group in sections(config)
+        for key in _lacking(
+            group, declared(cls, group, f'config.{path}') if 'name' in group else fields(cls)
+        )
+    ]
+    if follows_checkpoint(config) and not config.get('init', {}).get('from'):
+        lacking.append('init.from')
+    _require_none(lacking, 'config')
 
 
-def check_section(config: Group, path: str) -> None:
-    """Raise UserError if a section lacks a required key, or has an unknown or ill-typed one."""
-    section, where = find_section(config, path), f'config.{path}'.rstrip('.')
-    if not isinstance(section, (ConfigDict, dict)):
-        raise UserError(f'{where}={section!r}: expected a group of keys')
-    valid = parameters(config, path) if section or section_class(path) is Run else {}
-    _check_known(section, valid, where)
-    if lacking := [key for key in required_keys(valid) if key not in section]:
-        example = f'set it, for example by --{where}.{lacking[0]}=VALUE'
-        raise UserError(f'{where}: {_missing(lacking)}; {example}')
-    for key, value in section.items():
+def _check_keys(group: Group, valid: Parameters, where: str) -> None:
+    """Check the keys of a section, or of a group of a model's options, and their values."""
+    _check_known(group, valid, where)
+    for key, value in group.items():
         if not (value is None and key in LEFT_OPEN):
             check_value(valid[key], value, f'{where}.{key}')
-        if isinstance(value, (ConfigDict, dict)) and path.partition('.')[0] == 'model':
-            check_section(config, f'{path}.{key}')
+        if inner := group_keys(valid, key):
+            _check_keys(value, inner, f'{where}.{key}')
 
 
-def _check_known(section: Group, valid: Parameters, where: str) -> None:
-    for key in section:
+def _check_known(group: Group, valid: Parameters, where: str) -> None:
+    for key in group:
         if key not in valid:
-            owner = f'; the recipe sets {key}={section[key]!r} for another optimizer'
+            owner = f'; the recipe sets {key}={group[key]!r} for another optimizer'
             remedy = (
                 f'{owner}: leave it out of a copy of the recipe' if where.endswith('.optim') else ''
             )
             raise UserError(f'{where}: {nearest("key", key, valid)}{remedy}')
 
 
-def _missing(keys: Sequence[str]) -> str:
-    names = ', '.join(map(repr, keys))
-    return f'the keys {names} are missing' if len(keys) > 1 else f'the key {names} is missing'
+def _lacking(group: Group, valid: Parameters) -> list[str]:
+    """List the required keys that a section lacks; a placeholder does not count as a value.
+
+    A key of a nested section is lacking, not the section.
+    """
+    required = {
+        key: p
+        for key, p in valid.items()
+        if p.default is p.empty and not dataclasses.is_dataclass(p.annotation)
+    }
+    may_be_none = {
+        key for key, p in required.items() if NONE in (accepted_types(p) or (NONE,))
+    } | LEFT_OPEN.keys()
+    return [
+        key
+        for key in required
+        if key not in group or (group[key] is None and key not in may_be_none)
+    ]
 
 
-def _lacking(config: ConfigDict) -> Iterator[str]:
-    """Yield the required keys that a config lacks; a placeholder does not count as a value."""
-    for key, parameter in required_keys(fields(Run)).items():
-        group = config.get(key, {})
-        if not dataclasses.is_dataclass(parameter.annotation):
-            if key not in config:
-                yield key
-        elif isinstance(group, (ConfigDict, dict)):
-            named = key == 'data' or 'name' in group
-            declared = parameters(config, key) if named else fields(parameter.annotation)
-            for name, p in required_keys(declared).items():
-                takes_none = name in LEFT_OPEN or NONE in (accepted_types(p) or (NONE,))
-                if name not in group or (group[name] is None and not takes_none):
-                    yield f'{key}.{name}'
-    if follows_checkpoint(config) and not config.get('init', {}).get('from'):
-        yield 'init.from'
+def _require_none(lacking: Sequence[str], where: str) -> None:
+    """Raise UserError if any keys are lacking."""
+    if lacking:
+        names = ', '.join(map(repr, lacking))
+        are = f'keys {names} are' if len(lacking) > 1 else f'key {names} is'
+        raise UserError(f'{where}: the {are} missing; set one by --{where}.{lacking[0]}=VALUE')
 
 
-def required_keys(declared: Parameters) -> Parameters:
-    """Return the keys without a default."""
-    return {key: p for key, p in declared.items() if p.default is p.empty}
-
-
-def make(cls: type[Section], group: Group, where: str) -> Section:
-    """Return the typed section of a group of keys, whose types are not checked.
-
-    Keys that neither the section nor its `options` know, as of an earlier version, are left out.
+def make(cls: type[Section], group: Group, where: str, strict: bool = False) -> Section:
+    """Make the typed section of a group of keys.
 
     Args:
-      cls: A dataclass of `run`.
-      group: The keys and their values.
-      where: The section's name, such as 'config.optim'.
+      cls: a dataclass of `run`.
+      group: the keys and their values.
+      where: the section's name, such as 'config.optim'.
+      strict: whether keys and types are checked, which imports what the section names. Otherwise
+        keys that neither the section nor its `options` know, as of an earlier version, are left
+        out.
 
     Raises:
-      UserError: for a value that is out of range, or no group in place of a section.
+      UserError: for a value that is out of range, or no group in place of a section; if `strict`,
+        for a missing or unknown key, or a value of another type.
     """
-    if not isinstance(group, (ConfigDict, dict)):
-        raise UserError(f'{where}={group!r}: expected a group of keys')
-    declared, values, remaining = fields(cls), {}, {}
+    _require_group(group, where)
+    if strict:
+        valid = declared(cls, group, where)
+        _check_keys(group, valid, where)
+        _require_none(_lacking(group, valid), where)
+    own, values, remaining = fields(cls), {}, {}
     for key, value in group.items():
-        if key not in declared:
+        if key not in own:
             remaining[key] = plain(value)
             continue
-        nested: Any = declared[key].annotation
-        if dataclasses.is_dataclass(nested):
-            value = make(cast(Any, nested), value, f'{where}.{key}')
-        elif nested == EVALS:
-            value = {k: make(Evaluation, v, f'{where}.{key}.{k}') for k, v in value.items()}
-        values[declared[key].name] = plain(value)
+        kind: Any = own[key].annotation
+        if dataclasses.is_dataclass(kind):
+            value = make(cast(Any, kind), value, f'{where}.{key}', strict)
+        elif kind == EVALS:
+            value = {k: make(Evaluation, v, f'{where}.{key}.{k}', strict) for k, v in value.items()}
+        values[own[key].name] = plain(value)
     if OPTIONS in getattr(cls, '__dataclass_fields__', {}):
         values[OPTIONS] = remaining
     try:
@@ -271,7 +292,7 @@ def to_group(section: Any) -> dict[str, Any]:
 
 def plain(value: Any) -> Any:
     """Return a value without `ConfigDict`s and lists, which become dicts and tuples."""
-    if isinstance(value, (ConfigDict, dict)):
+    if isinstance(value, _GROUPS):
         return {key: plain(v) for key, v in value.items()}
     if isinstance(value, (list, tuple)):
         return tuple(plain(v) for v in value)

@@ -159,14 +159,6 @@ def resize(
     return model.resize_params(params, old_size, new_size, method)
 
 
-def overlay(initial: Mapping[str, PyTree], updates: Mapping[str, PyTree]) -> dict[str, PyTree]:
-    """Return a copy of `initial` with the leaves of `updates` in their places."""
-    merged = dict(initial)
-    for key, value in updates.items():
-        merged[key] = overlay(initial[key], value) if isinstance(value, Mapping) else value
-    return merged
-
-
 def _flat(params: Mapping[str, PyTree]) -> dict[str, Any]:
     """Return arrays by '/'-joined names, blocks unrolled."""
     return unroll(traverse_util.flatten_dict(dict(params), sep='/'))

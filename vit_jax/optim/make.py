@@ -18,10 +18,8 @@ import jax.numpy as jnp
 import optax
 
 from vit_jax.config.run import Durations, Optim
-from vit_jax.errors import UserError, nearest
+from vit_jax.errors import UserError, nearest, resolve
 from vit_jax.optim import schedules
-from vit_jax.optim.adam_variants import ademamix, adopt, prodigy
-from vit_jax.optim.muon import muon
 from vit_jax.optim.param_groups import (
     Delay,
     Rules,
@@ -42,6 +40,16 @@ if TYPE_CHECKING:
 
 PyTree = Any
 Strength = float | Callable[[Any], Any]  # strength of weight decay, or its schedule
+# Optimizers of this package, and their modules, of which a run imports at most one.
+OWN = types.MappingProxyType(
+    {
+        'adafactor_zhai': 'adafactor',
+        'ademamix': 'adam_variants',
+        'adopt': 'adam_variants',
+        'muon': 'muon',
+        'prodigy': 'adam_variants',
+    }
+)
 # Optimizers that need the loss, a random key or a constant learning rate.
 _UNSUPPORTED = {'fromage', 'lbfgs', 'noisy_sgd', 'optimistic_adam', 'rprop', 'sm3'}
 # Parameters that count as vectors, for any number of axes; position bias tables do not.
@@ -194,7 +202,7 @@ def factory(name: str) -> Callable[..., optax.GradientTransformation]:
     """Find the constructor of an optimizer; UserError if it does not exist."""
     if name not in OWN and not _is_optimizer(name):
         raise UserError('config.optim.name: ' + nearest('optimizer', name, optimizers()))
-    return OWN.get(name) or getattr(optax, name)
+    return resolve(__package__, OWN[name], name) if name in OWN else getattr(optax, name)
 
 
 def options(name: str) -> Parameters:
@@ -242,78 +250,3 @@ def _dtype(key: str, name: Any) -> Any:
         return None if name is None else jnp.dtype(name)
     except TypeError as e:
         raise UserError(f"config.optim.{key}={name!r}: not a dtype; try 'bfloat16'") from e
-
-
-def adafactor_zhai(
-    learning_rate: optax.ScalarOrSchedule,
-    weight_decay: float = 0.0,
-    mask: Callable[[Any], Any] | None = None,
-    *,
-    decay_rate: float = 0.8,
-    beta2_cap: float = 0.999,
-    momentum: float | None = 0.9,
-    dtype_momentum: Any = 'bfloat16',
-    clipping_threshold: float | None = None,
-    min_dim_size_to_factor: int = 32,
-    eps: float = 1e-30,
-) -> optax.GradientTransformation:
-    """Adafactor as modified by Zhai et al., 2022, arXiv:2106.04560, section 3.5.
-
-    At step t = 1, 2, ... with the gradient g and beta_t = min(beta2_cap, 1 - t^-decay_rate)
-
-        v_t = beta_t v_(t-1) + (1 - beta_t) (g^2 + eps)
-        m_t = momentum m_(t-1) + (1 - momentum) g / sqrt(v_t)
-        x_t = x_(t-1) - lr(t - 1) (m_t + weight_decay x_(t-1))
-
-    If the two longest axes of v have at least `min_dim_size_to_factor` entries, only its means r
-    and c over these axes are stored, and v is r c' / mean(r), as in Shazeer & Stern, 2018,
-    arXiv:1804.04235, algorithm 4. Neither moment is bias-corrected.
-
-    `optax.adafactor` differs: it clips the update, lets beta_t approach 1, keeps a float32 momentum
-    of updates that include the learning rate, and scales by the parameters' size.
-
-    Args:
-      learning_rate: Number, or function of the number of previous updates.
-      weight_decay: Strength of the decoupled decay.
-      mask: Function from parameters to whether they decay; by default all do.
-      decay_rate: Exponent by which the memory of the second moment grows.
-      beta2_cap: Largest beta_t; 0.999 averages over about 1,000 steps.
-      momentum: Decay of the first moment, or None.
-      dtype_momentum: Dtype of the first moment.
-      clipping_threshold: Root mean square to which g / sqrt(v_t) is limited, parameter by
-        parameter, before the momentum; None for no clipping.
-      min_dim_size_to_factor: Smallest length of both axes of a factored second moment.
-      eps: Number added to the squared gradient.
-    """
-
-    def beta(step: jax.Array, exponent: float) -> jax.Array:
-        t = jnp.asarray(step, jnp.float32) + 1.0
-        return jnp.minimum(beta2_cap, 1.0 - t**-exponent)
-
-    return optax.chain(
-        optax.scale_by_factored_rms(
-            decay_rate=decay_rate,
-            min_dim_size_to_factor=min_dim_size_to_factor,
-            epsilon=eps,
-            decay_rate_fn=beta,
-        ),
-        optax.identity()
-        if clipping_threshold is None
-        else optax.clip_by_block_rms(clipping_threshold),
-        optax.identity()
-        if momentum is None
-        else optax.ema(momentum, debias=False, accumulator_dtype=jnp.dtype(dtype_momentum)),
-        optax.add_decayed_weights(weight_decay, mask),
-        optax.scale_by_learning_rate(learning_rate),
-    )
-
-
-OWN: Mapping[str, Callable[..., optax.GradientTransformation]] = types.MappingProxyType(
-    {
-        'adafactor_zhai': adafactor_zhai,
-        'ademamix': ademamix,
-        'adopt': adopt,
-        'muon': muon,
-        'prodigy': prodigy,
-    }
-)

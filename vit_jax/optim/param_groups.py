@@ -156,30 +156,27 @@ def _schedules() -> tuple[Any, ...]:
     return optax.ScaleByScheduleState, type(jax.eval_shape(decay.init, ()))
 
 
-# States that contain other states.
-_WRAPPERS = (optax.MaskedState, optax.transforms.PartitionState)
-
-
 def at_step(state: PyTree, step: jax.Array) -> PyTree:
     """Set the schedules and delays in an optimizer state of `make` to `step`.
 
-    They count the optimizer's updates, which are fewer than the steps if some were skipped. Moments
-    and their bias correction keep separate counts.
+    They count the optimizer's updates, which are fewer than the steps if some were skipped; Optax
+    gives schedules no other count, and stored states hold these. Moments keep separate counts.
 
     Args:
       state: Optimizer state.
       step: Number of previous steps, int32.
     """
-    if isinstance(state, _schedules()):
-        return state._replace(count=step)
-    if isinstance(state, _WRAPPERS):
-        return type(state)(*(at_step(inner, step) for inner in state))
-    if isinstance(state, dict):
-        return {name: at_step(inner, step) for name, inner in state.items()}
-    if type(state) is tuple:  # a chain
-        return tuple(at_step(inner, step) for inner in state)
-    # A state that is only a number is the count of `delay_updates`.
-    return step if isinstance(state, jax.Array) else state
+    schedules = _schedules()
+
+    def set_count(path: tuple[Any, ...], node: Any) -> Any:
+        if isinstance(node, schedules):
+            return node._replace(count=step)
+        # A number that is a state by itself, in a chain, is the count of `delay_updates`.
+        return step if isinstance(path[-1], jax.tree_util.SequenceKey) else node
+
+    return jax.tree_util.tree_map_with_path(
+        set_count, state, is_leaf=lambda node: isinstance(node, schedules)
+    )
 
 
 def check_number(key: str, value: Any, holds: Callable[[float], bool], must: str) -> None:

@@ -60,7 +60,7 @@ def row_of(config: ConfigDict, image_size: int | None = None, channels: int | No
       UserError: if no size is given and the data cannot be opened.
     """
     if image_size is None and channels is None:
-        schema.check_section(config, 'data')
+        schema.make(Data, config.get('data', {}), 'config.data', strict=True)
         run = to_run(config)
         plan = _open_text(run).plan if run.data.buckets else _open_images(run)
         completed = defaults.complete(config, plan.info)

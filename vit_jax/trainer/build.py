@@ -108,26 +108,40 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Tr
     )
     opened = evaluations.open_evals(run, layout, program.eval_steps, trained)
     evaluations.check_predictions(program.eval_steps, opened, program.abstract_state.variables)
-    intervals = run.every
+    evaluators = {name: evaluation.evaluator for name, evaluation in opened.items()}
     return Training(
         config=config,
         run=run,
         times=times,
         data=data,
         program=program,
-        timetable=Timetable(
-            total=times.total_steps,
-            log=times.steps(intervals.log, 'config.every.log'),
-            checkpoint=times.steps(intervals.checkpoint, 'config.every.checkpoint'),
-            examples=times.steps(intervals.examples, 'config.every.examples'),
-            evals=_intervals(run, times, opened),
-            lr=lr,
-        ),
+        timetable=make_timetable(run, times, opened, lr),
         evaluations=opened,
-        examples=_examples(run, opened, program.eval_steps) if intervals.examples else None,
-        judge=make_judge(
-            config, run, {k: evaluation.evaluator for k, evaluation in opened.items()}
-        ),
+        examples=_examples(run, opened, program.eval_steps) if run.every.examples else None,
+        judge=make_judge(config, run, evaluators),
+    )
+
+
+def make_timetable(
+    run: Run, times: Durations, opened: Mapping[str, Evaluation], lr: optax.Schedule
+) -> Timetable:
+    """Convert the intervals of a config to steps."""
+    texts = {
+        name: run.every.eval if entry.every is None else entry.every
+        for name, entry in run.evals.items()
+    }
+    open_ = [opened[name] for name, text in texts.items() if text is None]
+    seldom = times.between_evals(evaluate.num_examples(open_))
+    return Timetable(
+        total=times.total_steps,
+        log=times.steps(run.every.log, 'config.every.log'),
+        checkpoint=times.steps(run.every.checkpoint, 'config.every.checkpoint'),
+        examples=times.steps(run.every.examples, 'config.every.examples'),
+        evals={
+            name: seldom if text is None else times.steps(text, f'config.evals.{name}.every')
+            for name, text in texts.items()
+        },
+        lr=lr,
     )
 
 
@@ -136,20 +150,6 @@ def _examples(run: Run, opened: Mapping[str, Evaluation], steps: EvalSteps) -> E
     from vit_jax.trainer import examples
 
     return examples.make_examples(run, opened, steps)
-
-
-def _intervals(run: Run, times: Durations, opened: Mapping[str, Evaluation]) -> dict[str, int]:
-    """Steps between evaluations, by their names."""
-    texts = {
-        name: run.every.eval if entry.every is None else entry.every
-        for name, entry in run.evals.items()
-    }
-    open_ = [opened[name] for name, text in texts.items() if text is None]
-    seldom = times.between_evals(evaluate.num_examples(open_))
-    return {
-        name: seldom if text is None else times.steps(text, f'config.evals.{name}.every')
-        for name, text in texts.items()
-    }
 
 
 def _check_classes(run: Run, data: Dataset) -> None:

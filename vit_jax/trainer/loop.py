@@ -82,8 +82,14 @@ class Loop:
         lr = jax.jit(training.timetable.lr)  # one program instead of one for each operation
         mesh, skips = training.program.layout.mesh, training.program.max_skips
         on_chips = mesh.devices.flat[0].platform != 'cpu'
-        share = utilization(training) if on_chips else None
-        self.meter = Meter(self.step, lr, share, skips, guard.clock, on_chips)
+        self.meter = Meter(
+            self.step,
+            lr,
+            utilization=utilization(training) if on_chips else None,
+            max_skips=skips,
+            clock=guard.clock,
+            has_own_cores=on_chips,
+        )
         self.remarks = Remarks(training)
         stopping = guard.preemption.should_stop
         self.batches = training.data.train_batches(self.step, stopping, self.total)

@@ -143,12 +143,10 @@ def _entries(
     given = _evaluator_groups(evaluators, fit)
     if trained.settings.evals and not given:
         return dict(trained.settings.evals)
-    keys = {*schema.fields(Data), 'batch_size'}
-    data = {key: value for key, value in to_group(trained.data).items() if key in keys}
+    shared = {*schema.fields(Data), 'batch_size'}
+    data = {key: value for key, value in to_group(trained.data).items() if key in shared}
     groups = {name: data | group for name, group in given.items()} or {str(split): data}
-    for name in groups:
-        schema.check_section({'evals': groups}, f'evals.{name}')
-    return {k: schema.make(Entry, group, f'config.evals.{k}') for k, group in groups.items()}
+    return {k: schema.make(Entry, keys, f'config.evals.{k}', True) for k, keys in groups.items()}
 
 
 def _require_crops(entries: Entries) -> None:

@@ -15,7 +15,6 @@ from vit_jax.config import objects
 from vit_jax.config.run import STANDARD, Durations, Optim, Run
 from vit_jax.data.batches import Batch, Shape, Spec
 from vit_jax.errors import UserError
-from vit_jax.interop import adapt
 from vit_jax.interop.trained import fields
 from vit_jax.nn.maps import AttentionMap
 from vit_jax.optim import make as optim
@@ -31,6 +30,7 @@ from vit_jax.step import (
     make_train_step,
 )
 from vit_jax.tasks.base import Task
+from vit_jax.tree_paths import overlay
 
 if TYPE_CHECKING:
     from vit_jax.inference.frozen import Frozen
@@ -223,7 +223,9 @@ def make_program(
     for shape in shapes:
         _check_rows(run, task, layout, shape.rows)
     draft = with_frozen(with_lora(with_mup(plain(run, model, task, shapes[-1].spec))), frozen)
-    return compile_program(draft, layout, times)
+    order, largest = model.layer_order(), model.largest
+    tx, lr = optim.make(draft.params, draft.optim, times, order, draft.factors, largest)
+    return compile_program(draft, layout, Optimizer(tx, draft.optim.freeze, times)), lr
 
 
 def plain(run: Run, model: Any, task: Task, spec: Spec) -> Draft:
@@ -233,7 +235,7 @@ def plain(run: Run, model: Any, task: Task, spec: Spec) -> Draft:
     example = {k: np.zeros((1, *s.shape), s.dtype) for k, s in spec.items()}
 
     def variables(given: Mapping[str, Any]) -> dict[str, PyTree]:
-        return adapt.overlay(trace(example)[1], {'params': given})
+        return overlay(trace(example)[1], {'params': given})
 
     return Draft(run, model, task, spec, variables, model, run.optim, params)
 
@@ -262,7 +264,7 @@ def with_mup(draft: Draft) -> Draft:
     def variables(given: Mapping[str, Any]) -> dict[str, PyTree]:
         initial = draft.variables({})
         initial = {**initial, 'params': mup.scale_initial(initial['params'], factors)}
-        return adapt.overlay(initial, {'params': given})
+        return overlay(initial, {'params': given})
 
     return dataclasses.replace(draft, variables=variables, factors=factors)
 
@@ -291,25 +293,20 @@ def with_frozen(draft: Draft, frozen: Frozen | None) -> Draft:
     return dataclasses.replace(draft, frozen=frozen) if frozen else draft
 
 
-def compile_program(
-    draft: Draft, layout: sharding.Layout, times: Durations
-) -> tuple[Program, optax.Schedule]:
-    """Make optimizer, state and steps of a draft; compiled at their first calls."""
-    run, model, task, frozen = draft.run, draft.model, draft.task, draft.frozen
-    order, largest = model.layer_order(), model.largest
-    tx, lr = optim.make(draft.params, draft.optim, times, order, draft.factors, largest)
+def compile_program(draft: Draft, layout: sharding.Layout, optimizer: Optimizer) -> Program:
+    """Make the state and the steps of a draft; compiled at their first calls."""
+    run, task, frozen = draft.run, draft.task, draft.frozen
 
     def init(params: Mapping[str, Any] | None = None, held: Any = None) -> TrainState:
         variables = draft.variables(params or {})
-        state = init_state(variables, tx, run.seed, ema=run.step.ema_decay > 0)
+        state = init_state(variables, optimizer.tx, run.seed, ema=run.step.ema_decay > 0)
         held = frozen.zeros if frozen and held is None else held
         return dataclasses.replace(state, frozen=held or None)
 
     abstract_state = jax.eval_shape(init)
-    optimizer = Optimizer(tx, draft.optim.freeze, times)
     train_step = make_train_step(draft.called, task, optimizer, run.step, layout)
-    program = Program(
-        model=model,
+    return Program(
+        model=draft.model,
         task=task,
         layout=layout,
         init=init,
@@ -320,7 +317,6 @@ def compile_program(
         frozen=frozen,
         adapters=draft.adapters,
     )
-    return program, lr
 
 
 def read_frozen(run: Run, task: Task) -> tuple[Task, Frozen]:

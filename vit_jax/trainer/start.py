@@ -19,8 +19,6 @@ from vit_jax.data import numbering
 from vit_jax.data.records import SourceInfo
 from vit_jax.errors import UserError
 from vit_jax.inference import fine_tune
-from vit_jax.interop import adapt, trained
-from vit_jax.interop.trained import TrainedModel
 from vit_jax.optim import schedules
 from vit_jax.runtime import compile_cache
 from vit_jax.step import TrainState
@@ -33,6 +31,7 @@ from vit_jax.trainer.program import Origin
 from vit_jax.trainer.remarks import Remarks
 
 if TYPE_CHECKING:
+    from vit_jax.interop.trained import TrainedModel
     from vit_jax.optim.lora import Adapters
 
 
@@ -202,6 +201,7 @@ def find_origin(
         return Origin()
     from vit_jax.config.origin import trusted_names  # here, as most runs start from nothing
     from vit_jax.inference import load
+    from vit_jax.interop import adapt, trained
 
     allowed = [*allowed, *trusted_names(training.run)]
     imported = checkpoint or load.read(path, allowed=allowed)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import importlib
-import pkgutil
+import pathlib
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ TEXTS = '_is_of_texts'
 CROPS_AT_ONCE = '_crops_at_once'
 RESIZES_ON_DEMAND = '_resizes_on_demand'
 _PIXELS = '_arguments_in_pixels'
+_DEFINITION = re.compile(r'^@transform\n(?:@.+\n)*def (\w+)', re.MULTILINE)
 
 
 def is_marked(factory: Any, mark: str) -> bool:
@@ -92,9 +94,9 @@ def find(name: str) -> Callable[..., Any]:
     """
     module, _, attribute = name.rpartition('.')
     if not module:
-        if name not in plain():
-            raise UserError(nearest('transform', name, plain()))
-        return plain()[name]
+        if name not in modules():
+            raise UserError(nearest('transform', name, modules()))
+        return getattr(importlib.import_module(modules()[name]), name)
     try:
         function = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
@@ -107,21 +109,20 @@ def find(name: str) -> Callable[..., Any]:
 
 
 @functools.cache
-def plain() -> Mapping[str, Callable[..., Any]]:
-    """Return the marked functions of all modules in this package, by name.
+def modules() -> Mapping[str, str]:
+    """Return the module of every marked function in this package, by the function's name.
+
+    The sources are searched, and nothing is imported: a run needs few of these modules.
 
     Raises:
       ValueError: if two modules have functions with the same name.
     """
-    names = [info.name for info in pkgutil.iter_modules(importlib.import_module(PACKAGE).__path__)]
-    modules = [importlib.import_module(f'{PACKAGE}.{name}') for name in names]
-    functions: dict[str, Callable[..., Any]] = {}
-    for module in modules:
-        for name, value in vars(module).items():
-            if is_marked(value, TRANSFORM) and value.__module__ == module.__name__:
-                if name in functions:
-                    raise ValueError(
-                        f'{functions[name].__module__} and {module.__name__}: two {name}'
-                    )
-                functions[name] = value
-    return functions
+    found: dict[str, str] = {}
+    folders = map(pathlib.Path, importlib.import_module(PACKAGE).__path__)
+    for file in (file for folder in folders for file in sorted(folder.glob('*.py'))):
+        module = f'{PACKAGE}.{file.stem}'
+        for name in _DEFINITION.findall(file.read_text(encoding='utf-8')):
+            if name in found:
+                raise ValueError(f'{found[name]} and {module}: two {name}')
+            found[name] = module
+    return found

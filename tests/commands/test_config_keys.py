@@ -6,9 +6,10 @@ import pathlib
 import pytest
 
 from vit_jax import __main__ as cli
-from vit_jax.config import load, reference
+from vit_jax.commands import _config_keys
+from vit_jax.config import load
 
-PACKAGE = reference.package_keys()
+PACKAGE = _config_keys.package_keys()
 
 
 @pytest.mark.parametrize('section', PACKAGE)
@@ -30,7 +31,7 @@ def test_values_of_a_config_stand_beside_defaults(repo: pathlib.Path):
     config = load.load(f'{repo}/experiments/vit/digits.py', ['optim.lr=0.5'])
     found = {
         f'{section}.{key.name}': key
-        for section, keys in reference.config_keys(config).items()
+        for section, keys in _config_keys.config_keys(config).items()
         for key in keys
     }
     assert (found['config.optim.lr'].value, found['config.optim.lr'].default) == ('0.5', '')
@@ -60,3 +61,59 @@ def test_keys_are_listed_as_the_page(capsys):
     assert cli.main(['list', 'keys', 'name=vit']) == 0
     out = capsys.readouterr().out
     assert '## config.model, name=vit' in out and 'config.task' not in out
+
+
+class Base:
+    """A base.
+
+    Attributes:
+      width: of a token.
+      depth: number
+        of blocks: all of them.
+    """
+
+
+class Derived(Base):
+    """One that says less.
+
+    Args:
+      depth, height: other things; 'a', or
+        'b'. Two sentences.
+
+    Raises:
+      UserError: never.
+    """
+
+
+def google(learning_rate, b1):
+    """In another style.
+
+    Args:
+        learning_rate (float): the rate.
+        **b1: `decay`.
+
+    Returns:
+        x: nothing.
+    """
+
+
+def test_entries_go_on_below_and_several_names_share_one():
+    assert _config_keys.parameter_docs(Base) == {
+        'width': 'of a token.',
+        'depth': 'number of blocks: all of them.',
+    }
+    text = "other things; 'a', or 'b'. Two sentences."
+    expected = {'width': 'of a token.', 'depth': text, 'height': text}
+    assert _config_keys.parameter_docs(Derived) == expected
+
+
+def test_other_sections_and_styles():
+    assert _config_keys.parameter_docs(google) == {'learning_rate': 'the rate.', 'b1': '`decay`.'}
+    assert _config_keys.parameter_docs(lambda: None) == {}
+
+
+def test_first_sentence():
+    assert (
+        _config_keys.sentence("at 0.5 or more, as 'a.b'. Then more.") == "at 0.5 or more, as 'a.b'"
+    )
+    assert _config_keys.sentence('of a token.') == 'of a token'

@@ -1,4 +1,4 @@
-"""Reference of config keys, from their declarations."""
+"""Tables of config keys, from their declarations, for `list keys` and `train --help-config`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax.config import objects, schema
-from vit_jax.config.run import Data, Evaluation, Model, Optim, Task
+from vit_jax.config import schema
+from vit_jax.config.run import Data, Evaluation
 from vit_jax.config.schema import are_durations, is_duration
 from vit_jax.errors import modules, resolve
 from vit_jax.optim import make as optim
@@ -34,14 +34,13 @@ NAMED = (
     ('config.task, name=', 'vit_jax.tasks', 'Task'),
     ('config.evals.NAME, evaluator=', 'vit_jax.evaluators', 'Evaluator'),
 )
-NAMED_SECTIONS = (Model, Task, Optim)
 _DOC_SECTIONS = ('Args:', 'Attributes:')
 _DOC_ENTRY = re.compile(r'([*\w, ]+?)(?: \([^)]*\))?:(?:\s+(.*))?')
 
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """A key of a section.
+    """Key of a section.
 
     Attributes:
       name: Name in its section.
@@ -72,18 +71,21 @@ def config_keys(config: ConfigDict) -> dict[str, list[Key]]:
     Raises:
       UserError: for an unknown model, task, optimizer or evaluator.
     """
-    sections: dict[str, list[Key]] = {}
-    for path in schema.section_paths(config):
-        cls, group = schema.section_class(path), schema.find_section(config, path)
-        is_open = cls in NAMED_SECTIONS and 'name' not in group
-        declared = schema.fields(cls) if is_open else schema.parameters(config, path)
+    listed: dict[str, list[Key]] = {}
+    for path, cls, group in schema.sections(config):
+        is_open = cls in schema.NAMED and 'name' not in group
+        declared = schema.fields(cls) if is_open else schema.declared(cls, group, f'config.{path}')
         values = {
             name: p
             for name, p in declared.items()
             if schema.accepted_types(p) != (dict,) or schema.is_options(p.default)
         }
-        sections[f'config.{path}'.rstrip('.')] = keys(values, _texts(cls, group), group)
-    return sections
+        constructor = None if is_open else schema.named(cls, group)
+        texts = field_docs(cls)
+        if constructor:
+            texts = parameter_docs(constructor) | texts
+        listed[f'config.{path}'.rstrip('.')] = keys(values, texts, group)
+    return listed
 
 
 def package_keys() -> dict[str, list[Key]]:
@@ -92,33 +94,19 @@ def package_keys() -> dict[str, list[Key]]:
     Optax's optimizers are left out, since their keys depend on the installed version.
     """
     sections: dict[str, list[Key]] = {}
-    for path in schema.section_paths({}):
-        cls = schema.section_class(path)
+    for path, cls, _ in schema.sections({}):
         sections[f'config.{path}'.rstrip('.')] = keys(schema.fields(cls), field_docs(cls))
     entry = {k: p for k, p in schema.fields(Evaluation).items() if k not in schema.fields(Data)}
     heading = 'config.evals.NAME, beside the keys of config.data'
     sections[heading] = keys(entry, field_docs(Evaluation))
-    for name, function in optim.OWN.items():
-        sections[f'config.optim, name={name}'] = keys(optim.options(name), parameter_docs(function))
+    for name in optim.OWN:
+        texts = parameter_docs(optim.factory(name))
+        sections[f'config.optim, name={name}'] = keys(optim.options(name), texts)
     for heading, package, attribute in NAMED:
         for name in modules(package):
             cls = resolve(package, name, attribute)
             sections[f'{heading}{name}'] = keys(schema.class_keys(cls), parameter_docs(cls))
     return {heading: listed for heading, listed in sections.items() if listed}
-
-
-def _texts(cls: type, group: Mapping[str, Any]) -> dict[str, str]:
-    """Return the descriptions of the keys of a section, and of what it names."""
-    name = group.get('evaluator' if cls is Evaluation else 'name')
-    if not name or cls not in (Evaluation, *NAMED_SECTIONS):
-        return field_docs(cls)
-    find: dict[type, Callable] = {
-        Model: objects.model_class,
-        Task: objects.task_class,
-        Optim: optim.factory,
-    }
-    named = find.get(cls, objects.evaluator_class)(name)
-    return parameter_docs(named) | field_docs(cls)
 
 
 def keys(
