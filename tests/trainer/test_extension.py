@@ -23,9 +23,9 @@ def one_train_step(monkeypatch):
     make = build.make_program
 
     def with_one_step(*arguments):
-        program, lr = make(*arguments)
+        program = make(*arguments)
         TRAIN_STEPS[:] = TRAIN_STEPS or [program.train_step]
-        return dataclasses.replace(program, train_step=TRAIN_STEPS[0]), lr
+        return dataclasses.replace(program, train_step=TRAIN_STEPS[0])
 
     monkeypatch.setattr(build, 'make_program', with_one_step)
 

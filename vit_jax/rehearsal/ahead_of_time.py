@@ -49,10 +49,10 @@ def program(facts: DataFacts, devices: Sequence[jax.Device]) -> tuple[Program, s
         raise UserError('config.parallel.strategy=pmap cannot be compiled ahead; use jit')
     make = functools.partial(make_program, facts.run, facts.kinds, layout)
     try:
-        return make(facts.times)[0], ''
+        return make(facts.times), ''
     except UserError as refusal:
         longest = dataclasses.replace(facts.times, total_steps=MAX_STEPS)
-        return make(longest)[0], str(refusal)
+        return make(longest), str(refusal)
 
 
 def lower(compiled_run: Program, kind: Shape, step: str = 'train') -> Any:

@@ -107,7 +107,7 @@ def _other_rate(
     """Describe the first step before the cooldown at which the trunk's rate differs."""
     rates = {line['step']: line['train/lr'] for line in history if 'train/lr' in line}
     rates |= _later_rates(before, training, max(rates, default=0))
-    planned = np.asarray(training.timetable.lr(np.array([*rates]) - 1))
+    planned = np.asarray(training.program.lr(np.array([*rates]) - 1))
     differ = np.flatnonzero(~np.isclose([*rates.values()], planned, rtol=1e-5, atol=0))
     if not differ.size:
         return []

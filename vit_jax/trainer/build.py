@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
-import optax
 from ml_collections import ConfigDict
 
 from vit_jax.config import defaults, objects
@@ -40,7 +39,6 @@ class Timetable:
       log, checkpoint: Steps between two of them.
       examples: Steps between drawn examples; 0 for never.
       evals: Steps between evaluations, by their names.
-      lr: Learning rate as a function of the steps taken.
     """
 
     total: int
@@ -48,7 +46,6 @@ class Timetable:
     checkpoint: int
     examples: int
     evals: Mapping[str, int]
-    lr: optax.Schedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +89,7 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Tr
     run = to_run(config)
     times = Durations.of(run.total, data.plan.examples_per_step, data.num_examples)
     shares = data.source.class_shares()
-    program, lr = make_program(run, data.shapes, layout, times, data.info.num_classes, shares)
+    program = make_program(run, data.shapes, layout, times, data.info.num_classes, shares)
     vocabulary.require_ids(data.vocab, program.model, 'config.data.vocab')
     if program.frozen:
         program.frozen.require_classes(data.info.class_names)
@@ -115,16 +112,14 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Tr
         times=times,
         data=data,
         program=program,
-        timetable=make_timetable(run, times, opened, lr),
+        timetable=make_timetable(run, times, opened),
         evaluations=opened,
         examples=_examples(run, opened, program.eval_steps) if run.every.examples else None,
         judge=make_judge(config, run, evaluators),
     )
 
 
-def make_timetable(
-    run: Run, times: Durations, opened: Mapping[str, Evaluation], lr: optax.Schedule
-) -> Timetable:
+def make_timetable(run: Run, times: Durations, opened: Mapping[str, Evaluation]) -> Timetable:
     """Convert the intervals of a config to steps."""
     texts = {
         name: run.every.eval if entry.every is None else entry.every
@@ -141,7 +136,6 @@ def make_timetable(
             name: seldom if text is None else times.steps(text, f'config.evals.{name}.every')
             for name, text in texts.items()
         },
-        lr=lr,
     )
 
 

@@ -79,7 +79,7 @@ class Loop:
         self.unevaluated = False
         self.ending: Ended | None = None
         guard.clock.enter(times.COMPILE)
-        lr = jax.jit(training.timetable.lr)  # one program instead of one for each operation
+        lr = jax.jit(training.program.lr)  # one program instead of one for each operation
         mesh, skips = training.program.layout.mesh, training.program.max_skips
         on_chips = mesh.devices.flat[0].platform != 'cpu'
         self.meter = Meter(

@@ -52,6 +52,7 @@ class Program:
       abstract_state: Shapes and dtypes of the state.
       train_step: (state, batch) -> (state, metrics), compiled at its first call.
       eval_steps: Steps of evaluations.
+      lr: Learning rate as a function of the steps taken.
       max_skips: Steps in a row that may be skipped because they are not finite.
       frozen: Variables that are read and never trained, if there are any.
       adapters: Adapters of `config.lora`, if it has a rank.
@@ -64,6 +65,7 @@ class Program:
     abstract_state: TrainState
     train_step: Callable
     eval_steps: EvalSteps
+    lr: optax.Schedule
     max_skips: int
     frozen: Frozen | None = None
     adapters: Adapters | None = None
@@ -172,8 +174,8 @@ class Draft:
       model: Model of the config.
       task: Task of the config, for the data.
       spec: Shapes of a training example.
-      variables: Function of given parameters; initial variables with those in place.
-      called: Model as the steps call it.
+      initialize: Function of given parameters; initial variables with those in place.
+      step_model: Model as the steps call it, with adapters if there are any.
       optim: `config.optim`.
       factors: Factors of muP; None for the standard parametrization.
       adapters: Adapters of `config.lora`, if it has a rank.
@@ -185,8 +187,8 @@ class Draft:
     model: Any
     task: Task
     spec: Spec
-    variables: Callable[[Mapping[str, Any]], dict[str, PyTree]]
-    called: Any
+    initialize: Callable[[Mapping[str, Any]], dict[str, PyTree]]
+    step_model: Any
     optim: Optim
     params: PyTree
     factors: Mapping[str, Factors] | None = None
@@ -201,8 +203,8 @@ def make_program(
     times: Durations,
     num_classes: int = 0,
     shares: np.ndarray | None = None,
-) -> tuple[Program, optax.Schedule]:
-    """Make the computation of a run, and its learning rate.
+) -> Program:
+    """Make the computation of a run.
 
     Args:
       run: Run, with the sizes that depend on the data.
@@ -225,7 +227,7 @@ def make_program(
     draft = with_frozen(with_lora(with_mup(plain(run, model, task, shapes[-1].spec))), frozen)
     order, largest = model.layer_order(), model.largest
     tx, lr = optim.make(draft.params, draft.optim, times, order, draft.factors, largest)
-    return compile_program(draft, layout, Optimizer(tx, draft.optim.freeze, times)), lr
+    return compile_program(draft, layout, Optimizer(tx, draft.optim.freeze, times), lr)
 
 
 def plain(run: Run, model: Any, task: Task, spec: Spec) -> Draft:
@@ -234,10 +236,10 @@ def plain(run: Run, model: Any, task: Task, spec: Spec) -> Draft:
     params = abstract_variables(trace, task, spec)['params']
     example = {k: np.zeros((1, *s.shape), s.dtype) for k, s in spec.items()}
 
-    def variables(given: Mapping[str, Any]) -> dict[str, PyTree]:
+    def initialize(given: Mapping[str, Any]) -> dict[str, PyTree]:
         return overlay(trace(example)[1], {'params': given})
 
-    return Draft(run, model, task, spec, variables, model, run.optim, params)
+    return Draft(run, model, task, spec, initialize, model, run.optim, params)
 
 
 def _jit_init(run: Run, model: Any, task: Task) -> Callable:
@@ -261,29 +263,32 @@ def with_mup(draft: Draft) -> Draft:
     base_params = abstract_variables(trace, draft.task, draft.spec)['params']
     factors = mup.factors(draft.params, base_params, model.mup_kinds)
 
-    def variables(given: Mapping[str, Any]) -> dict[str, PyTree]:
-        initial = draft.variables({})
+    def initialize(given: Mapping[str, Any]) -> dict[str, PyTree]:
+        initial = draft.initialize({})
         initial = {**initial, 'params': mup.scale_initial(initial['params'], factors)}
         return overlay(initial, {'params': given})
 
-    return dataclasses.replace(draft, variables=variables, factors=factors)
+    return dataclasses.replace(draft, initialize=initialize, factors=factors)
 
 
 def with_lora(draft: Draft) -> Draft:
     """Train adapters of low rank instead of the parameters that they adapt, given a rank."""
     if not draft.run.lora.rank:
         return draft
-    adapters, params, optimizer, called = adapt_model(draft.run, draft.model, draft.params)
+    from vit_jax.optim import lora  # here, as few runs have adapters
 
-    def variables(given: Mapping[str, Any]) -> dict[str, PyTree]:
-        return adapters.extend(draft.variables(given), draft.run.seed)
+    adapters, params = lora.make(draft.run.lora, draft.model, draft.params)
+    freeze = (*draft.optim.freeze, adapters.pattern)
+
+    def initialize(given: Mapping[str, Any]) -> dict[str, PyTree]:
+        return adapters.extend(draft.initialize(given), draft.run.seed)
 
     return dataclasses.replace(
         draft,
-        variables=variables,
+        initialize=initialize,
         params=params,
-        optim=optimizer,
-        called=called,
+        optim=dataclasses.replace(draft.optim, freeze=freeze),
+        step_model=adapters.wrap(draft.model),
         adapters=adapters,
     )
 
@@ -293,18 +298,20 @@ def with_frozen(draft: Draft, frozen: Frozen | None) -> Draft:
     return dataclasses.replace(draft, frozen=frozen) if frozen else draft
 
 
-def compile_program(draft: Draft, layout: sharding.Layout, optimizer: Optimizer) -> Program:
+def compile_program(
+    draft: Draft, layout: sharding.Layout, optimizer: Optimizer, lr: optax.Schedule
+) -> Program:
     """Make the state and the steps of a draft; compiled at their first calls."""
     run, task, frozen = draft.run, draft.task, draft.frozen
 
     def init(params: Mapping[str, Any] | None = None, held: Any = None) -> TrainState:
-        variables = draft.variables(params or {})
+        variables = draft.initialize(params or {})
         state = init_state(variables, optimizer.tx, run.seed, ema=run.step.ema_decay > 0)
         held = frozen.zeros if frozen and held is None else held
         return dataclasses.replace(state, frozen=held or None)
 
     abstract_state = jax.eval_shape(init)
-    train_step = make_train_step(draft.called, task, optimizer, run.step, layout)
+    train_step = make_train_step(draft.step_model, task, optimizer, run.step, layout)
     return Program(
         model=draft.model,
         task=task,
@@ -312,7 +319,8 @@ def compile_program(draft: Draft, layout: sharding.Layout, optimizer: Optimizer)
         init=init,
         abstract_state=abstract_state,
         train_step=layout.compile_train(train_step, abstract_state),
-        eval_steps=compile_steps(draft.called, task, layout, run.seed),
+        eval_steps=compile_steps(draft.step_model, task, layout, run.seed),
+        lr=lr,
         max_skips=run.step.max_skips,
         frozen=frozen,
         adapters=draft.adapters,
@@ -326,15 +334,6 @@ def read_frozen(run: Run, task: Task) -> tuple[Task, Frozen]:
 
     models = frozen.attach(task, trusted_names(run))
     return models.task, models
-
-
-def adapt_model(run: Run, model: Any, params: Any) -> tuple[Adapters, Any, Optim, Any]:
-    """Make the adapters of `config.lora`, the shapes and the optimizer with them, and the model."""
-    from vit_jax.optim import lora  # here, as few runs have any
-
-    adapters, params = lora.make(run.lora, model, params)
-    optimizer = dataclasses.replace(run.optim, freeze=(*run.optim.freeze, adapters.pattern))
-    return adapters, params, optimizer, adapters.wrap(model)
 
 
 def _check_batch_norm(model: Any, layout: sharding.Layout, accum_steps: int) -> None:

@@ -310,7 +310,7 @@ def _rates(optim: Optim, durations: Durations, step: int) -> np.ndarray:
 
 
 def _require_same_rates(before: np.ndarray, training: Training, step: int) -> None:
-    after = np.asarray(training.timetable.lr(np.arange(step)))
+    after = np.asarray(training.program.lr(np.arange(step)))
     differ = np.flatnonzero(~np.isclose(before, after, rtol=1e-6, atol=0))
     if differ.size:
         first = differ[0]
