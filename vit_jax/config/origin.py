@@ -57,14 +57,15 @@ def _names(config: dict[str, Any]) -> Iterator[tuple[str, str]]:
     writers, evals = config.get('writers'), config.get('evals')
     for writer in writers if isinstance(writers, tuple) else ():
         yield 'writers', writer if isinstance(writer, str) else ''
-    for path in (('data',), *(('evals', name) for name in evals or () if isinstance(evals, dict))):
-        key = '.'.join(path)
-        for source, _ in parse_sources(_text(config, *path, 'source')):
+    entries = evals if isinstance(evals, dict) else {}
+    for section in (['data'], *(['evals', name] for name in entries)):
+        key = '.'.join(section)
+        for source, _ in parse_sources(_text(config, *section, 'source')):
             yield f'{key}.source', source.partition(':')[0]
-        yield f'{key}.evaluator', _text(config, *path, 'evaluator')
-        if plan := _text(config, *path, 'plan'):
+        yield f'{key}.evaluator', _text(config, *section, 'evaluator')
+        if plan := _text(config, *section, 'plan'):
             yield f'{key}.plan', function_name(parse_call(plan, f'config.{key}.plan'))
-        for name in transform_names(_text(config, *path, 'transforms')):
+        for name in transform_names(_text(config, *section, 'transforms')):
             yield f'{key}.transforms', name
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import collections.abc
 import dataclasses
-import functools
 import inspect
 import types
 import typing
@@ -47,7 +46,6 @@ _SAYS_DURATION = typing.get_args(Duration)[1]
 _GROUPS = (ConfigDict, dict)
 
 
-@functools.cache
 def fields(cls: Any) -> Parameters:
     """List the keys that a section's dataclass declares, with parameters named like its fields."""
     by_name = parameters_of(cls)
@@ -141,7 +139,11 @@ def named(cls: type, group: Group) -> Any:
     Raises:
       UserError: for an unknown name.
     """
-    find = {Model: objects.model_class, Task: objects.task_class, Optim: _optimizer}
+    find: dict[type, Callable] = {
+        Model: objects.model_class,
+        Task: objects.task_class,
+        Optim: _optimizer,
+    }
     if cls is Evaluation:
         return objects.evaluator_class(group['evaluator']) if group.get('evaluator') else None
     return find[cls](group['name']) if cls in find and group.get('name') else None
