@@ -56,4 +56,4 @@ def test_keys_of_an_entry_depend_on_its_evaluator() -> None:
     entry = data | {'evaluator', 'every', 'batch_size'}
     assert keys() == entry
     assert keys(evaluator='knn') == entry | {'fit', 'k', 'temperature'}
-    assert keys(evaluator='bleu') == entry | {'edges', 'reference'}
+    assert keys(evaluator='bleu') == entry | {'edges', 'reference', 'tokenize'}
