@@ -16,7 +16,7 @@ import vit_jax
 from vit_jax import __main__ as cli
 from vit_jax import interop
 from vit_jax.errors import UserError
-from vit_jax.interop import adapt, files, preprocessing
+from vit_jax.interop import adapt, files, normalization
 from vit_jax.interop.families import bit, vision_transformer
 from vit_jax.interop.trained import TrainedModel
 from vit_jax.models import bit_resnet, vit
@@ -39,7 +39,7 @@ def saved(tmp_path):
         model.save_pretrained(tmp_path)
         if preprocessor is not None:
             content = {'image_processor_type': 'ViTImageProcessor', **preprocessor}
-            (tmp_path / preprocessing.PREPROCESSOR).write_text(json.dumps(content))
+            (tmp_path / normalization.PREPROCESSOR).write_text(json.dumps(content))
         return model, tmp_path
 
     return save
@@ -107,9 +107,9 @@ def test_a_run_has_no_normalization(smoke_run):
 def test_where_nothing_tells_it_is_said(saved, tmp_path, capsys, caplog):
     saved(None)
     assert cli.main(['convert', str(tmp_path), str(tmp_path / 'out.npz')]) == 0
-    assert f'note: {preprocessing.UNKNOWN_NORMALIZATION}\n' in capsys.readouterr().out
+    assert f'note: {normalization.UNKNOWN_NORMALIZATION}\n' in capsys.readouterr().out
     vit_jax.load(tmp_path)
-    assert preprocessing.UNKNOWN_NORMALIZATION in caplog.text
+    assert normalization.UNKNOWN_NORMALIZATION in caplog.text
 
 
 @pytest.mark.slow
@@ -167,7 +167,7 @@ def test_what_is_written_says_it(saved, tmp_path, pixels):
     _, path = saved(IMAGENET)
     interop.write(anew(interop.read(path)), path / 'new')
     model = transformers.ViTForImageClassification.from_pretrained(path / 'new').eval()
-    content = json.loads((path / 'new' / preprocessing.PREPROCESSOR).read_text())
+    content = json.loads((path / 'new' / normalization.PREPROCESSOR).read_text())
     assert content['size'] == {'height': 12, 'width': 12}
     assert {key: content[key] for key in IMAGENET} == IMAGENET
     expected = ours(interop.read(path), normalized(pixels))['logits']

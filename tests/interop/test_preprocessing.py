@@ -21,7 +21,7 @@ from vit_jax.inference import load
 from vit_jax.inference.images import photo_reader
 from vit_jax.interop import files, preprocessing
 from vit_jax.interop.families import detr
-from vit_jax.interop.preprocessing import PREPROCESSOR
+from vit_jax.interop.normalization import PREPROCESSOR
 
 TIMM = {'input_size': [3, 224, 224], 'interpolation': 'bicubic', 'crop_pct': 0.9}
 PILLOW = {'size': {'height': 224, 'width': 224}, 'resample': 2}

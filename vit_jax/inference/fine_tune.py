@@ -202,7 +202,7 @@ def _follow_into(
     config: ConfigDict, checkpoint: TrainedModel, part: TrainedModel, into: str
 ) -> str:
     """Give a config the model `into`, made of a checkpoint's backbone, or the checkpoint's own."""
-    from vit_jax.interop import preprocessing
+    from vit_jax.interop import normalization
 
     overrides = {key: value for key, value in plain(config.model).items() if value is not None}
     new_head = {'num_classes': None, 'name': into}
@@ -224,7 +224,7 @@ def _follow_into(
     if not section(config, Init).select:
         config.init.select = ','.join(part_name for part_name in parts if part_name in part.params)
     if (scale := pixel_scale(part.task)) is not None:
-        _normalize_as(config, preprocessing.per_channel(scale, part.channels))
+        _normalize_as(config, normalization.per_channel(scale, part.channels))
     return f'config.model: {into}, made of the {name} of the checkpoint'
 
 

@@ -16,7 +16,7 @@ from flax import traverse_util
 
 from vit_jax.data.images import MAX_PIXELS
 from vit_jax.errors import UserError
-from vit_jax.interop import families, files, names, preprocessing, texts
+from vit_jax.interop import families, files, names, normalization, preprocessing, texts
 from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel, Written, read_class_names
 from vit_jax.storage.model_ref import TOWERS, ModelRef
 from vit_jax.tree_paths import param_paths, unroll
@@ -50,7 +50,7 @@ def read(
     ref = ModelRef.parse(path)
     note, family, place = '', ref.family, ref.place
     if os.path.isfile(os.path.join(ref.file, ADAPTERS)):
-        from vit_jax.interop import peft
+        from vit_jax.interop import normalization, peft
 
         flat, extra = peft.read_merged(ref.file)
     else:
@@ -58,7 +58,7 @@ def read(
     if (mean is None) != (std is None):
         raise UserError('set mean and std together, or neither')
     if mean is not None:
-        extra[preprocessing.GIVEN_NORMALIZATION] = {'mean': mean, 'std': std}
+        extra[normalization.GIVEN_NORMALIZATION] = {'mean': mean, 'std': std}
     if image_size:
         extra[GIVEN_SIZE] = image_size
     try:
@@ -173,7 +173,7 @@ def _with_transforms(written: Written, text: str) -> Written:
         return written
     if keys := preprocessing.transformers_keys(text):
         merged = processor | keys
-        notes = preprocessing.differences(text, {preprocessing.PREPROCESSOR: merged})
+        notes = preprocessing.differences(text, {normalization.PREPROCESSOR: merged})
         return written._replace(preprocessor=merged, notes=(*written.notes, *notes))
     if not re.search('resize|crop', text):
         return written

@@ -1,4 +1,4 @@
-"""Image preprocessing of a checkpoint: transforms and normalization.
+"""Resizing and crops of a checkpoint's images; see `normalization` for their colors.
 
 They are read from the files next to the weights: timm's config.json, in `pretrained_cfg` or at the
 top, or transformers' preprocessor_config.json. Runs store them in their config, and files written
@@ -12,14 +12,14 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from vit_jax import signatures
 from vit_jax.data.images import MAX_PIXELS
 from vit_jax.data.transforms import parse
 from vit_jax.data.transforms.pillow import Fill, height_width
 from vit_jax.errors import UserError
-from vit_jax.interop.trained import Size, TrainedModel, pixel_scale
+from vit_jax.interop import normalization
+from vit_jax.interop.normalization import PIXEL, PREPROCESSOR, processor_type
+from vit_jax.interop.trained import Size, TrainedModel
 
 # In the order of Pillow's numbers.
 METHODS = ('nearest', 'lanczos', 'bilinear', 'bicubic', 'box', 'hamming')
@@ -42,16 +42,6 @@ _RESIZING = {'size', 'crop_size', 'crop_pct', 'interpolation', 'input_size', 're
 # Substrings of names of transforms that change the geometry of an image.
 _MOVES = re.compile('resize|crop|flip|pad_and|rotate|patches')
 _FITS = {'resize': '', 'resize_cover': 'cover', 'resize_within': 'within'}
-# Keys of the `extra` of `files.read_arrays`, in addition to the keys of config.json.
-GIVEN_NORMALIZATION, PREPROCESSOR = 'normalization given by the user', 'preprocessor_config.json'
-UNKNOWN_NORMALIZATION = (
-    'the mean and standard deviation of its images are unknown '
-    '(no preprocessor_config.json, no pretrained_cfg in config.json): assumed to be 0.5 and 0.5'
-)
-IMAGENET = {'mean': [0.485, 0.456, 0.406], 'std': [0.229, 0.224, 0.225]}
-_HALF = np.full(1, 0.5)
-RANGE = _HALF, _HALF  # mean and standard deviation that map images from [0, 1] to [-1, 1]
-_PIXEL = 1 / 255
 
 
 class Recipe(NamedTuple):
@@ -130,7 +120,7 @@ def transform_notes(extra: Mapping[str, Any], text: str) -> tuple[str, ...]:
     if not text and (_RESIZING & (timm.keys() | processor.keys())):
         return ('its files describe an unsupported preprocessing: images get a central crop',)
     config = _with_defaults(processor, None)
-    keeps_shape = _edge(config) is not None and not _kind(config).startswith('ConvNext')
+    keeps_shape = _edge(config) is not None and not processor_type(config).startswith('ConvNext')
     if processor and not timm and keeps_shape and not config.get('do_center_crop'):
         return (f'{PREPROCESSOR} keeps the shape of images; this model gets a central crop',)
     return ()
@@ -366,7 +356,7 @@ def _edge(config: Mapping[str, Any]) -> int | None:
 
 def _edge_recipe(config: Mapping[str, Any], recipe: Recipe, size: Size | None) -> Recipe:
     """Read the recipe of a preprocessor configured by the shorter side."""
-    kind, edge = _kind(config), recipe.size
+    kind, edge = processor_type(config), recipe.size
     assert isinstance(edge, int)
     if kind.startswith('ConvNext'):
         if edge >= _UNCROPPED:
@@ -388,13 +378,9 @@ def _fill_padding(recipe: Recipe) -> Recipe:
     return recipe._replace(fill=0) if crop[0] > sides[0] or crop[1] > sides[1] else recipe
 
 
-def _kind(config: Mapping[str, Any]) -> str:
-    return str(config.get('image_processor_type') or config.get('feature_extractor_type') or '')
-
-
 def _with_defaults(config: Mapping[str, Any], size: Size | None) -> dict[str, Any]:
     """Complete a preprocessor's keys with defaults; `size` is the default size."""
-    kind = _kind(config)
+    kind = processor_type(config)
     defaults = next((keys for start, keys in _DEFAULTS.items() if kind.startswith(start)), None)
     if defaults is None:
         return {'size': size, **config}
@@ -417,126 +403,21 @@ def _size(value: Any) -> Size | None:
     return None
 
 
-def with_normalization(
-    imported: TrainedModel, extra: Mapping[str, Any], unknown: str = ''
-) -> TrainedModel:
-    """Set the mean and standard deviation of images in the model's task.
-
-    Args:
-      imported: Model from the file, for a task with the fields `mean` and `std`.
-      extra: See `files.read_arrays`; the user's `mean` and `std` are under GIVEN_NORMALIZATION.
-      unknown: Note to add if the normalization is unknown.
-
-    Raises:
-      UserError: if the mean or the standard deviation is invalid.
-    """
-    scale = mean_and_std(extra)
-    if scale is None:
-        return imported.with_notes(unknown) if unknown else imported
-    if all(np.all(values == _HALF) for values in scale):
-        return imported
-    numbers = per_channel(scale, imported.channels)
-    return imported.with_groups(task={**imported.task_config, **numbers})
-
-
-def per_channel(
-    normalization: tuple[np.ndarray, np.ndarray], channels: int
-) -> dict[str, tuple[float, ...]]:
-    """Return the task fields `mean` and `std`, one number per channel.
-
-    Raises:
-      UserError: if they have a different number of channels.
-    """
-    numbers = {}
-    for name, values in zip(('mean', 'std'), normalization, strict=True):
-        if values.size not in (1, channels) and np.ptp(values):
-            raise UserError(f'{name} has {values.size} channels, but the model {channels}')
-        values = values if values.size == channels else values[:1]
-        numbers[name] = tuple(np.broadcast_to(values, channels).tolist())
-    return numbers
-
-
-def normalization(trained: TrainedModel, channels: int) -> dict[str, list[float]]:
-    """Return `mean` and `std` per channel of a model's images in [0, 1], for files.
-
-    Raises:
-      UserError: if the task has them for a different number of channels.
-    """
-    numbers = per_channel(pixel_scale(trained.task) or RANGE, channels)
-    return {name: list(values) for name, values in numbers.items()}
-
-
 def preprocessor(trained: TrainedModel, channels: int, size: tuple[int, int]) -> dict[str, Any]:
     """Build a preprocessor_config.json of transformers with the normalization of a model's task.
 
     Raises:
       UserError: if the task's normalization has a different number of channels.
     """
-    numbers = normalization(trained, channels)
+    numbers = normalization.keys(trained, channels)
     return {
         'image_processor_type': 'ViTImageProcessor',
         'do_resize': True,
         'size': {'height': size[0], 'width': size[1]},
         'resample': 2,  # bilinear
         'do_rescale': True,
-        'rescale_factor': _PIXEL,
+        'rescale_factor': PIXEL,
         'do_normalize': True,
         'image_mean': numbers['mean'],
         'image_std': numbers['std'],
     }
-
-
-def mean_and_std(extra: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return mean and standard deviation of images in [0, 1], from user or files; None if unknown.
-
-    Raises:
-      UserError: if they are invalid, or the preprocessor does more than rescale and normalize.
-    """
-    for source in (extra.get(GIVEN_NORMALIZATION), extra.get('pretrained_cfg')):
-        if isinstance(source, Mapping) and {'mean', 'std'} <= source.keys():
-            return _numbers('mean', source['mean']), _numbers('std', source['std'])
-    config = extra.get(PREPROCESSOR)
-    if config is None:
-        return None
-    for key in ('do_flip_channel_order', 'rescale_offset'):
-        if config.get(key):
-            raise UserError(f'{PREPROCESSOR} has {key}, which is not supported: set mean and std')
-    scale = 1.0
-    if not config.get('do_rescale', True):
-        scale = 255.0
-    elif (factor := config.get('rescale_factor', _PIXEL)) != _PIXEL:
-        scale = 255.0 * float(_numbers('rescale_factor', factor)[0])
-    if not config.get('do_normalize', True):
-        mean, std = np.zeros(1), np.ones(1)
-    elif {'image_mean', 'image_std'} <= config.keys():
-        mean = _numbers('image_mean', config['image_mean'])
-        std = _numbers('image_std', config['image_std'])
-    elif _kind(config).startswith('ViT'):
-        mean, std = RANGE  # its defaults
-    else:
-        return None
-    return mean / scale, std / scale
-
-
-def with_imagenet_default(extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the mean and standard deviation of ImageNet to `extra` if it has none."""
-    defaults = {} if mean_and_std(extra) is not None else {GIVEN_NORMALIZATION: IMAGENET}
-    return {**extra, **defaults}
-
-
-def _numbers(name: str, value: Any) -> np.ndarray:
-    """Convert to finite numbers [C], or [1] for a single number.
-
-    Raises:
-      UserError: if they are not finite numbers, or a standard deviation is not positive.
-    """
-    values = value if isinstance(value, list | tuple | np.ndarray) else [value]
-    is_real = all(
-        isinstance(v, int | float | np.number) and not isinstance(v, bool) and math.isfinite(v)
-        for v in values
-    )
-    if not len(values) or not is_real:
-        raise UserError(f'{name}={value!r} is not one finite number per channel')
-    if name != 'mean' and name != 'image_mean' and min(values) <= 0:
-        raise UserError(f'{name}={value!r} must be positive')
-    return np.asarray(values, np.float64)

@@ -9,7 +9,7 @@ from helpers.transformers_swin import reference, state
 
 from vit_jax import interop
 from vit_jax.errors import UserError
-from vit_jax.interop import files, preprocessing
+from vit_jax.interop import files, normalization
 
 pytest.importorskip('torch')
 pytest.importorskip('safetensors')
@@ -63,7 +63,7 @@ def test_it_is_the_model_of_transformers(named, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, found.params, expected.params)
     assert found.model == expected.model
     assert found.image_size == (12, 12)  # whose last map is one window
-    assert found.notes == (preprocessing.UNKNOWN_NORMALIZATION,)
+    assert found.notes == (normalization.UNKNOWN_NORMALIZATION,)
     assert found.source.lower().startswith(named.__name__)
 
 

@@ -12,7 +12,7 @@ from helpers.transformers_vit import apply, apply_with_states
 
 from vit_jax import interop
 from vit_jax.errors import UserError
-from vit_jax.interop import files, preprocessing
+from vit_jax.interop import files, normalization
 from vit_jax.interop.families import transformers_swin
 from vit_jax.interop.trained import TrainedModel
 from vit_jax.models.swin import Model
@@ -134,7 +134,7 @@ def test_colors_stay_outside_of_the_weights(tmp_path):
     kernel = imported.params['patch_embed']['kernel']
     np.testing.assert_array_equal(kernel, plain.transpose(2, 3, 1, 0))
     assert imported.task.normalization == (tuple(mean), tuple(std))
-    assert preprocessing.UNKNOWN_NORMALIZATION not in imported.notes
+    assert normalization.UNKNOWN_NORMALIZATION not in imported.notes
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop import equivalent, names, preprocessing, torch_layout
+from vit_jax.interop import equivalent, names, normalization, preprocessing, torch_layout
 from vit_jax.interop.families._transformers import (
     Fields,
     fixed_positions,
@@ -324,7 +324,7 @@ def write(trained: TrainedModel, table: names.Table) -> Written:
         },
         'pretrained_cfg': {
             **{'num_classes': classes, 'input_size': [channels, *size], 'fixed_input_size': True},
-            **preprocessing.normalization(trained, channels),
+            **normalization.keys(trained, channels),
             **image_settings,
         },
     }

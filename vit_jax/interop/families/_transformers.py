@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop import equivalent, names, preprocessing, torch_layout
+from vit_jax.interop import equivalent, names, normalization, preprocessing, torch_layout
 from vit_jax.interop.families import _vit
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel, Written, class_names_config, fields
@@ -104,7 +104,7 @@ def read(
         fields=fields,
     )
     _require_config(imported, config)
-    return preprocessing.with_normalization(imported, extra, preprocessing.UNKNOWN_NORMALIZATION)
+    return normalization.with_normalization(imported, extra, normalization.UNKNOWN_NORMALIZATION)
 
 
 def gelu(config: Mapping[str, Any], source: str, keys: Sequence[str] = ('hidden_act',)) -> str:

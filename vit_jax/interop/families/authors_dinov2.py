@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop import names, preprocessing, torch_layout
+from vit_jax.interop import names, normalization, torch_layout
 from vit_jax.interop.families import _timm, _vit
 from vit_jax.interop.families.timm_vit import TABLE
 from vit_jax.interop.files import Flat
@@ -58,7 +58,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     )
     positions = 'antialiased' if 'register_tokens' in params else 'bicubic_offset'
     imported = dataclasses.replace(imported, positions=positions)
-    return preprocessing.with_normalization(imported, preprocessing.with_imagenet_default(extra))
+    return normalization.with_normalization(imported, normalization.with_imagenet_default(extra))
 
 
 def _timm_name(name: str) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 
 from vit_jax import signatures
 from vit_jax.errors import UserError
-from vit_jax.interop import equivalent, names, preprocessing, torch_layout
+from vit_jax.interop import equivalent, names, normalization, preprocessing, torch_layout
 from vit_jax.interop.families import _vit
 from vit_jax.interop.families._transformers import misfits
 from vit_jax.interop.files import Flat
@@ -88,9 +88,9 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
         posemb='none',
         fields={'positions': _positions(periods.astype(np.float64))},
     )
-    if preprocessing.mean_and_std(extra) is None:
+    if normalization.mean_and_std(extra) is None:
         imported = imported.with_notes(_COLORS)
-    return preprocessing.with_normalization(imported, preprocessing.with_imagenet_default(extra))
+    return normalization.with_normalization(imported, normalization.with_imagenet_default(extra))
 
 
 def _require_keys(name: str, mask: np.ndarray) -> None:

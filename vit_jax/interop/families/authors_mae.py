@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop import names, preprocessing, torch_layout
+from vit_jax.interop import names, normalization, torch_layout
 from vit_jax.interop.families import _timm, mae, timm_vit
 from vit_jax.interop.families._transformers import square
 from vit_jax.interop.files import Flat
@@ -45,7 +45,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
       UserError: if parameters are unknown, missing or have the wrong shape.
     """
     encoder, decoder = mae.split_halves(flat, ('decoder_', 'mask_token'))
-    extra = preprocessing.with_imagenet_default(extra)
+    extra = normalization.with_imagenet_default(extra)
     decoder = torch_layout.split_fused(decoder, _SOURCE)
     heads = extra.get('decoder_num_attention_heads')
     imported = mae.join_halves(timm_vit.read(encoder, extra), decoder, TABLE, heads, _SOURCE)
@@ -72,7 +72,7 @@ def write(trained: TrainedModel) -> Written:
         'norm_pix_loss': mae.is_normalized(trained),
         'pretrained_cfg': {
             'input_size': [channels, *size],
-            **preprocessing.normalization(trained, channels),
+            **normalization.keys(trained, channels),
         },
     }
     arrays = torch_layout.join_fused(torch_layout.write(flat, TABLE), _timm.FUSED)

@@ -14,7 +14,7 @@ import numpy as np
 from flax import traverse_util
 
 from vit_jax.errors import UserError, resolve
-from vit_jax.interop import equivalent, names, preprocessing
+from vit_jax.interop import equivalent, names, normalization, preprocessing
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import TrainedModel, Written, class_names_config
 from vit_jax.tree_paths import param_paths, require_fit
@@ -139,8 +139,8 @@ def read(flat: Mapping[str, np.ndarray], extra: Mapping[str, Any]) -> TrainedMod
     )
     if source == _HF_SOURCE and not extra.get('model_type'):
         imported = imported.with_notes(_NO_CONFIG)
-    return preprocessing.with_normalization(
-        imported, extra, preprocessing.UNKNOWN_NORMALIZATION if is_torch else ''
+    return normalization.with_normalization(
+        imported, extra, normalization.UNKNOWN_NORMALIZATION if is_torch else ''
     )
 
 
@@ -275,7 +275,7 @@ def _rename(params: Mapping[str, Any], table: names.Table) -> Flat:
 
 
 def _npz(imported: TrainedModel) -> Written:
-    _, notes = equivalent.renormalize(imported, preprocessing.RANGE)
+    _, notes = equivalent.renormalize(imported, normalization.RANGE)
     return Written(write_npz(imported.params), notes=(*losses(imported), *notes))
 
 

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
-from vit_jax.interop import names, preprocessing, torch_layout
+from vit_jax.interop import names, normalization, preprocessing, torch_layout
 from vit_jax.interop.families import _detr
 from vit_jax.interop.families._detr import TABLE
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel, read_class_names
 
 # Possible keys of `extra` without a config.json.
-_NO_CONFIG = (preprocessing.GIVEN_NORMALIZATION, GIVEN_SIZE, preprocessing.PREPROCESSOR)
+_NO_CONFIG = (normalization.GIVEN_NORMALIZATION, GIVEN_SIZE, normalization.PREPROCESSOR)
 _SHORT, _LONG = 800, 1333  # sides of the authors' images
 # COCO's models have a class for each category id; stuff classes come last.
 _COCO, _COCO_PANOPTIC, _STUFF = 91, 250, tuple(range(91, 250))
@@ -61,7 +61,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     model |= _detr.keywords(extra, any('.embedder.embedder.' in name for name in used))
     if 'query_embed' in params and not extra.keys() - {*_NO_CONFIG}:
         notes.append('no config.json: the last stage is assumed not to be dilated (no DC5)')
-    size, transforms = _images(extra.get(preprocessing.PREPROCESSOR) or {})
+    size, transforms = _images(extra.get(normalization.PREPROCESSOR) or {})
     trained = TrainedModel.from_file(
         params=unflatten_dict(params, sep='/'),
         model=model,
@@ -158,9 +158,9 @@ def _normalization(extra: Mapping[str, Any], params: Flat) -> dict[str, Any]:
     Raises:
       UserError: if they are not numbers, or have a different number of channels than the model.
     """
-    scale = preprocessing.mean_and_std(extra)
+    scale = normalization.mean_and_std(extra)
     channels = names.require(params, 'backbone/root/conv/kernel').shape[2]
-    return preprocessing.per_channel(scale, channels) if scale else {}
+    return normalization.per_channel(scale, channels) if scale else {}
 
 
 WRITERS = {(name, 'transformers'): _detr.transformers for name in ('detr', 'detr_panoptic')}

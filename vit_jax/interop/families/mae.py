@@ -18,7 +18,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from vit_jax.errors import UserError
-from vit_jax.interop import names, preprocessing, torch_layout
+from vit_jax.interop import names, normalization, preprocessing, torch_layout
 from vit_jax.interop.families import _transformers, transformers_vit
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import TrainedModel, Written, fields
@@ -163,7 +163,7 @@ def task_fields(extra: Mapping[str, Any], normalized: bool) -> dict[str, Any]:
     """Return the keywords of `config.task`."""
     target = 'normalized' if normalized else 'pixels'
     task: dict[str, Any] = {'name': 'reconstruct', 'target': target}
-    if (scale := preprocessing.mean_and_std(extra)) is not None:
+    if (scale := normalization.mean_and_std(extra)) is not None:
         mean, std = (tuple(map(float, values)) for values in scale)
         task |= {'value_range': None, 'mean': mean, 'std': std}
     return task

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from vit_jax.errors import UserError, resolve
-from vit_jax.interop import equivalent, names, preprocessing, torch_layout
+from vit_jax.interop import equivalent, names, normalization, torch_layout
 from vit_jax.interop.families import _timm, _vit
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel, Written, fields
@@ -97,8 +97,8 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     size = _size(params, model, extra)
     _require_fit(params, model, size, source)
     imported = TrainedModel.from_file(names.nest(params), model, size, source)
-    unknown = preprocessing.UNKNOWN_NORMALIZATION if is_timm else ''
-    return preprocessing.with_normalization(imported, extra, unknown)
+    unknown = normalization.UNKNOWN_NORMALIZATION if is_timm else ''
+    return normalization.with_normalization(imported, extra, unknown)
 
 
 def _require_mixer(extra: Mapping[str, Any], source: str) -> None:
@@ -178,7 +178,7 @@ def _require_fit(params: Flat, model: Mapping[str, Any], size: Any, source: str)
 
 def _npz(trained: TrainedModel) -> Written:
     """Convert to arrays for images in [-1, 1], which readers of such files assume."""
-    params, notes = equivalent.renormalize(trained, preprocessing.RANGE)
+    params, notes = equivalent.renormalize(trained, normalization.RANGE)
     flat = names.flatten(params)
     arrays = {names.to_theirs(name, _NPZ) or name: array for name, array in flat.items()}
     return Written(arrays, notes=(*_notes(trained, 'tanh', '.npz files'), *notes))
@@ -211,7 +211,7 @@ def _timm_files(trained: TrainedModel) -> Written:
         'model_args': {'img_size': list(size), 'in_chans': channels, 'mlp_ratio': ratios},
         'pretrained_cfg': {
             **{'num_classes': classes, 'input_size': [channels, *size], 'fixed_input_size': True},
-            **preprocessing.normalization(trained, channels),
+            **normalization.keys(trained, channels),
             **image_settings,
         },
     }

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop import names, preprocessing, texts, torch_layout
+from vit_jax.interop import names, normalization, preprocessing, texts, torch_layout
 from vit_jax.interop.families import _text, _timm, timm_vit, transformers_clip
 from vit_jax.interop.files import Flat
 from vit_jax.interop.hub import OPEN_CLIP, OPEN_CLIP_WEIGHTS
@@ -430,7 +430,7 @@ def _model_config(model: Mapping[str, Any], size: Any) -> dict[str, Any]:
 
 def _preparation(trained: TrainedModel) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Build `preprocess_cfg`, and note transforms that it cannot express."""
-    config = preprocessing.normalization(trained, trained.channels)
+    config = normalization.keys(trained, trained.channels)
     keys, notes = _timm.image_keys(trained.transforms, trained.image_size or (0, 0))
     modes = {their_mode: our_mode for our_mode, their_mode in _RESIZING.items()}
     if keys.get('crop_mode') in modes and keys.get('crop_pct') == 1.0:

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from vit_jax.errors import UserError, resolve
-from vit_jax.interop import names, preprocessing, torch_layout
+from vit_jax.interop import names, normalization, preprocessing, torch_layout
 from vit_jax.interop.families import _timm
 from vit_jax.interop.families._transformers import gelu
 from vit_jax.interop.files import Flat
@@ -123,7 +123,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
         imported = imported.with_notes(
             f'the image encoder is read; ignored: {", ".join(other_parts)}'
         )
-    return preprocessing.with_normalization(imported, extra, preprocessing.UNKNOWN_NORMALIZATION)
+    return normalization.with_normalization(imported, extra, normalization.UNKNOWN_NORMALIZATION)
 
 
 def _kernel(parts: Flat, table: names.Table) -> Flat:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.interop import preprocessing
+from vit_jax.interop import normalization
 from vit_jax.interop.families import _timm, bit
 from vit_jax.interop.trained import TrainedModel, Written
 
@@ -56,7 +56,7 @@ def write(trained: TrainedModel) -> Written:
         'model_args': {'num_classes': classes, 'in_chans': channels},
         'pretrained_cfg': {
             **{'num_classes': classes, 'input_size': [channels, *size]},
-            **preprocessing.normalization(trained, channels),
+            **normalization.keys(trained, channels),
             **preparation,
         },
     }

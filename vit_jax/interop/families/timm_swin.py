@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop import names, preprocessing, torch_layout
+from vit_jax.interop import names, normalization, torch_layout
 from vit_jax.interop.families import _swin
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import TrainedModel
@@ -86,7 +86,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     imported = _swin.assemble(parts, table, source, extra, image_size=size, windows=windows)
     if table is TIMM:
         require_like(imported, extra)
-    return preprocessing.with_normalization(imported, extra, preprocessing.UNKNOWN_NORMALIZATION)
+    return normalization.with_normalization(imported, extra, normalization.UNKNOWN_NORMALIZATION)
 
 
 def require_like(imported: TrainedModel, extra: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop import names, preprocessing, torch_layout
+from vit_jax.interop import names, normalization, torch_layout
 from vit_jax.interop.families import _swin, timm_swin
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import TrainedModel
@@ -67,7 +67,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     parts = torch_layout.split_fused(used, _SOURCE)
     imported = _swin.assemble(parts, TABLE, _SOURCE, extra, image_size=size, windows=windows)
     timm_swin.require_like(imported, extra)
-    return preprocessing.with_normalization(imported, extra, preprocessing.UNKNOWN_NORMALIZATION)
+    return normalization.with_normalization(imported, extra, normalization.UNKNOWN_NORMALIZATION)
 
 
 def _image_size(config: Mapping[str, Any]) -> _swin.Size:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop import names, preprocessing, torch_layout
+from vit_jax.interop import names, normalization, torch_layout
 from vit_jax.interop.families import _timm, _vit
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel, Written
@@ -140,7 +140,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     methods = (method for pattern, method in _POSITIONS if re.search(pattern, name))
     method = _timm.naflex_positions(arguments) if position_sizes else next(methods, 'antialiased')
     imported = dataclasses.replace(imported, positions=method)
-    return preprocessing.with_normalization(imported, extra, preprocessing.UNKNOWN_NORMALIZATION)
+    return normalization.with_normalization(imported, extra, normalization.UNKNOWN_NORMALIZATION)
 
 
 def _require_known(flat: Flat, arguments: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ from flax.traverse_util import flatten_dict
 
 from vit_jax.data.transforms import parse
 from vit_jax.errors import UserError
-from vit_jax.interop import names, preprocessing, torch_layout
+from vit_jax.interop import names, normalization, preprocessing, torch_layout
 from vit_jax.interop.families import _transformers, transformers_dinov2, transformers_dinov3
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import TrainedModel, Written, class_names_config, fields
@@ -175,7 +175,7 @@ def _is_in_encoder(name: str) -> bool:
 
 def _task(extra: Mapping[str, Any], classes: int) -> dict[str, Any]:
     """Return the keywords of `config.task`; its kind depends on windows and number of classes."""
-    processor = extra.get(preprocessing.PREPROCESSOR) or {}
+    processor = extra.get(normalization.PREPROCESSOR) or {}
     kind = (
         'semantic'
         if processor.get('do_split_image')
@@ -187,14 +187,14 @@ def _task(extra: Mapping[str, Any], classes: int) -> dict[str, Any]:
     if kind == 'panoptic':
         task['stuff'] = _STUFF[classes]
     task |= {field: extra[key] for field, key in _TASK.items() if key in extra}
-    if (scale := preprocessing.mean_and_std(extra)) is not None:
-        task |= preprocessing.per_channel(scale, 3)
+    if (scale := normalization.mean_and_std(extra)) is not None:
+        task |= normalization.per_channel(scale, 3)
     return task
 
 
 def _data(extra: Mapping[str, Any], size: tuple[int, int] | None) -> dict[str, Any]:
     """Return the transforms: padding on the right and at the bottom, or windows."""
-    processor = extra.get(preprocessing.PREPROCESSOR) or {}
+    processor = extra.get(normalization.PREPROCESSOR) or {}
     sides = processor.get('size') or {}
     short = int(sides.get('shortest_edge') or (size or (640, 640))[0])
     long = int(sides.get('longest_edge') or short)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop import names, preprocessing, torch_layout
+from vit_jax.interop import names, normalization, preprocessing, torch_layout
 from vit_jax.interop.families import _text, _transformers, _vit
 from vit_jax.interop.families import transformers_vision_tower as vision
 from vit_jax.interop.files import Flat
@@ -52,10 +52,10 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     prefixes = (_VISION, _TEXT, *_NUMBERS)
     if unknown := [name for name in flat if not name.startswith(prefixes)]:
         raise UserError(f'{SOURCE}: the model has no part called {names.format_names(unknown)}')
-    image = preprocessing.with_normalization(
+    image = normalization.with_normalization(
         _image_tower(_part(flat, _VISION), extra.get('vision_config')),
         extra,
-        preprocessing.UNKNOWN_NORMALIZATION,
+        normalization.UNKNOWN_NORMALIZATION,
     )
     text, text_model = _text.read(
         _text.SIGLIP, _part(flat, _TEXT), extra.get('text_config'), SOURCE, _TEXT

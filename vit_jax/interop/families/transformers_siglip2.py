@@ -17,7 +17,7 @@ from vit_jax.errors import UserError
 from vit_jax.interop import preprocessing
 from vit_jax.interop.families import _vit, transformers_siglip
 from vit_jax.interop.files import Flat
-from vit_jax.interop.preprocessing import PREPROCESSOR
+from vit_jax.interop.normalization import PREPROCESSOR
 from vit_jax.interop.trained import TrainedModel, Written
 from vit_jax.ops.sequences import side_and_channels
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop import names, preprocessing
+from vit_jax.interop import names, normalization, preprocessing
 from vit_jax.interop.families import _swin
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import TrainedModel, Written, class_names_config
@@ -104,7 +104,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
                 f'{_SOURCE}: {key} is {extra[key]}, but the file has '
                 f'{imported.model_config[field]}; config.json describes a different model'
             )
-    return preprocessing.with_normalization(imported, extra, preprocessing.UNKNOWN_NORMALIZATION)
+    return normalization.with_normalization(imported, extra, normalization.UNKNOWN_NORMALIZATION)
 
 
 def write(trained: TrainedModel) -> Written:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop import equivalent, names, preprocessing
+from vit_jax.interop import equivalent, names, normalization
 from vit_jax.interop.families import _vit
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel, Written
@@ -100,7 +100,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
         rows=None if _has_class_row(flat, params, hints) else 0,
         posemb='none' if _is_pre_linen(flat) else 'sincos2d',
     )
-    return preprocessing.with_normalization(
+    return normalization.with_normalization(
         imported.with_notes(*_describe_assumptions(imported.model_config)), extra
     )
 
@@ -209,7 +209,7 @@ def _has_class_row(flat: Flat, params: Flat, hints: Sequence[_vit.Size]) -> bool
 
 def _npz(imported: TrainedModel) -> Written:
     """Convert to arrays for images in [-1, 1], which readers of such files assume."""
-    params, notes = equivalent.renormalize(imported, preprocessing.RANGE)
+    params, notes = equivalent.renormalize(imported, normalization.RANGE)
     model = imported.model_config
     return Written(write(params, model), notes=(*losses(model), *notes))
 
