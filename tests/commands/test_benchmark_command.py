@@ -10,7 +10,7 @@ from vit_jax import __main__ as cli
 from vit_jax.config import load
 from vit_jax.optim import lora
 from vit_jax.profiling import benchmark
-from vit_jax.profiling.examples import row_of
+from vit_jax.profiling.batch_spec import row_of
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
         check_output(args.json, '--json')
     from vit_jax.inference import fine_tune
     from vit_jax.profiling import benchmark
-    from vit_jax.profiling.examples import batch_rows, row_of
+    from vit_jax.profiling.batch_spec import batch_rows, row_of
     from vit_jax.runtime import console
 
     config = fine_tune.complete(config).config

@@ -131,7 +131,7 @@ def from_config(config: Any, image_size: int | None, channels: int | None) -> In
     from vit_jax.inference import fine_tune
     from vit_jax.optim import lora
     from vit_jax.profiling import benchmark
-    from vit_jax.profiling.examples import row_of
+    from vit_jax.profiling.batch_spec import row_of
 
     config, spec, _ = row_of(fine_tune.complete(config).config, image_size, channels)
     model, task = model_and_task(config)
@@ -149,7 +149,7 @@ def from_checkpoint(
 ) -> InspectedModel:
     """Read a trained model, optionally for a different image size."""
     from vit_jax.inference import images, load
-    from vit_jax.profiling.examples import row_of
+    from vit_jax.profiling.batch_spec import row_of
 
     size = (image_size, image_size) if image_size else None
     trained = load.read(path, image_size=size, allowed=allowed)

@@ -22,7 +22,7 @@ from vit_jax.data.splits import Subset
 from vit_jax.errors import UserError
 from vit_jax.inference import frozen
 from vit_jax.profiling import benchmark, flops, task_flops
-from vit_jax.profiling.examples import Spec, open_source, plan_of, row_of
+from vit_jax.profiling.batch_spec import Spec, open_source, plan_of, row_of
 from vit_jax.storage.model_ref import ModelRef
 from vit_jax.tasks.base import Task
 
@@ -275,7 +275,7 @@ def _open_source(data: Data) -> Subset:
 @functools.cache
 def _measure(
     model: Any, task: Task, spec: tuple[tuple[str, Any], ...]
-) -> tuple[int, task_flops.Training]:
+) -> tuple[int, task_flops.TrainingFlops]:
     """Return a model's parameter count, and its training FLOPs per example."""
     example = benchmark.blank_example(dict(spec))
     params = jax.eval_shape(lambda: step.init_variables(model, task, example, 0))['params']

@@ -20,7 +20,7 @@ from vit_jax.tasks.base import FrozenModel, Task
 Spec = Mapping[str, Any]  # shape and dtype of one example's arrays
 
 
-class Training(NamedTuple):
+class TrainingFlops(NamedTuple):
     """FLOPs of the forward passes of a training step, for one example.
 
     Attributes:
@@ -43,11 +43,11 @@ class Training(NamedTuple):
         return flops.TRAIN_TO_FORWARD * self.learning + self.averaged
 
 
-def training_flops(model: Any, task: Task, spec: Spec) -> Training:
+def training_flops(model: Any, task: Task, spec: Spec) -> TrainingFlops:
     """Count the FLOPs of `task.outputs` for one example, before `task.augment`."""
     apply = _Counting(model, task.rngs, task.frozen_models)
     jax.eval_shape(functools.partial(task.outputs, apply), _batch_of_one(spec))
-    return Training(apply.learning, apply.averaged)
+    return TrainingFlops(apply.learning, apply.averaged)
 
 
 def step_flops(sam: Sam, model: Any, task: Task, spec: Spec) -> int:

@@ -18,8 +18,8 @@ from vit_jax.config.load import load as load_config
 from vit_jax.errors import UserError
 from vit_jax.inference import fine_tune
 from vit_jax.profiling import benchmark, cost
+from vit_jax.profiling.batch_spec import batch_rows
 from vit_jax.profiling.cost import PlannedRun
-from vit_jax.profiling.examples import batch_rows
 from vit_jax.sweeps import asha, space
 
 MIN_RATIO = 1.3  # of neighboring budgets, so that an analysis distinguishes them

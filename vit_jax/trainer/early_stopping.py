@@ -188,7 +188,7 @@ def pick(results: Mapping[str, float], metric: str, where: str) -> float:
 @functools.cache
 def _task_metrics(text: str) -> tuple[str, ...]:
     """Return the metrics of the task of a config; empty if the data are not on this machine."""
-    from vit_jax.profiling.examples import row_of  # imported here, as most runs set no goal
+    from vit_jax.profiling.batch_spec import row_of  # imported here, as most runs set no goal
 
     try:
         config, spec, _ = row_of(from_json(text))
