@@ -5,12 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.nn.merging import PatchMerging
+from vit_jax.nn.merging import PatchMerging, _convolve
 from vit_jax.nn.windows import (
     WindowAttention,
     WindowMap,
     Windows,
-    _convolve,
     relative_positions,
 )
 
