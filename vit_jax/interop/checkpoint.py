@@ -50,7 +50,7 @@ def read(
     ref = ModelRef.parse(path)
     note, family, place = '', ref.family, ref.place
     if os.path.isfile(os.path.join(ref.file, ADAPTERS)):
-        from vit_jax.interop import normalization, peft
+        from vit_jax.interop import peft
 
         flat, extra = peft.read_merged(ref.file)
     else:
