@@ -128,10 +128,10 @@ def _closest(name: str, choices: Iterable[str]) -> str:
     choice: `random_flip` is `flip`.
     """
     plain = {choice.lstrip('-').casefold(): choice for choice in choices}
-    wanted = name.lstrip('-').casefold()
-    similar = difflib.get_close_matches(wanted, plain, n=1, cutoff=0.8)
-    parts = [part for part in re.split('[-_]', wanted) if part in plain]
-    close = similar or parts[-1:] or difflib.get_close_matches(wanted, plain, n=1, cutoff=0.5)
+    requested = name.lstrip('-').casefold()
+    similar = difflib.get_close_matches(requested, plain, n=1, cutoff=0.8)
+    parts = [part for part in re.split('[-_]', requested) if part in plain]
+    close = similar or parts[-1:] or difflib.get_close_matches(requested, plain, n=1, cutoff=0.5)
     return plain[close[0]] if close else ''
 
 

@@ -88,9 +88,9 @@ def parse_sources(text: str) -> list[tuple[str, float]]:
 
     A text without a weight for each of two or more sources is a single one of weight 1.
     """
-    *parts, rest = WEIGHT.split(text)
+    *parts, remaining = WEIGHT.split(text)
     names, weights = parts[::2], parts[1::2]
-    if rest or len(names) < 2 or not all(names):
+    if remaining or len(names) < 2 or not all(names):
         return [(text, 1.0)]
     return [(name, float(weight)) for name, weight in zip(names, weights, strict=True)]
 

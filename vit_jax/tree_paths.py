@@ -76,8 +76,8 @@ def require_fit(
       advice: The end of the message.
 
     Raises:
-      UserError: names the first few arrays that are missing, unknown, or of another shape or dtype,
-        with both shapes or dtypes.
+      UserError: names the first few arrays that are missing, unknown, or have a different shape or
+        dtype, with both shapes or dtypes.
     """
     names = sorted({*have, *want}, key=lambda name: (not name.startswith(first), name))
     found = ((name, _fault(have.get(name), want.get(name), dtypes)) for name in names)

@@ -1,4 +1,4 @@
-"""The best evaluated step of a run, as its checkpoints record it."""
+"""Best evaluated step of a run, as its checkpoints record it."""
 
 from __future__ import annotations
 

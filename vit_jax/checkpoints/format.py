@@ -63,8 +63,8 @@ def read(directory: Path, target: PyTree) -> tuple[PyTree, dict[str, Any]]:
     """Read the state with the shardings of `target`, and `meta`.
 
     Raises:
-      UserError: names arrays that are missing, unknown, or of another shape or dtype, with both;
-        or if they cannot be read.
+      UserError: names arrays that are missing, unknown, or have a different shape or dtype, with
+        both; or if they cannot be read.
     """
     target_items = _split(target)
     with _reader(directory) as reader:

@@ -381,7 +381,8 @@ def _print_optimal(analyses: Sequence[Analysis], columns: Columns) -> None:
     lines = [['curve', 'way', 'a', 'b', 'held out', 'C', 'N*', 'D*', 'loss']]
     for analysis in analyses:
         lines += [
-            [label(analysis.points.by), *_optimal_row(way, analysis)] for way in analysis.summary
+            [label(analysis.points.by), *_optimal_row(method, analysis)]
+            for method in analysis.summary
         ]
     print(align(lines, left=2))
     for analysis in analyses:

@@ -40,21 +40,21 @@ def main(argv: Sequence[str]) -> int:
     else:
         inputs = embed.TextInputs(trained, read_texts(args.texts))
     kinds, layers = parse_features(args, trained)
-    wanted = embed.Wanted(kinds, layers, not args.unnormalized)
+    requested = embed.Wanted(kinds, layers, not args.unnormalized)
     left_out: dict[int, UserError] = {}
     written = None
     if args.out is not None:
         with writing(args.out, '--out'):
-            embedder = embed.Embedder(trained, inputs, wanted, args.batch_size)
+            embedder = embed.Embedder(trained, inputs, requested, args.batch_size)
             with console.progress(f'{inputs.column}s', len(inputs)) as advance:
                 written = feature_files.write(embedder, args.out, advance)
         left_out |= written.left_out
         print(args.out)
     if args.pca is not None:
-        left_out |= draw_components(trained, inputs, wanted, args)
+        left_out |= draw_components(trained, inputs, requested, args)
         print(args.pca)
     if args.neighbors is not None:
-        left_out |= draw_neighbors(trained, inputs, wanted, written, args)
+        left_out |= draw_neighbors(trained, inputs, requested, written, args)
         print(args.neighbors)
     for error in left_out.values():
         print(f'left out: {error}', file=sys.stderr)

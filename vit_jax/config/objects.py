@@ -1,4 +1,4 @@
-"""The models, tasks, evaluators and writers that a config names, found and made."""
+"""Models, tasks, evaluators and writers that a config names, found and made."""
 
 from __future__ import annotations
 

@@ -136,10 +136,10 @@ def translate(spec: str, function: str = 'get_config') -> tuple[str, str]:
     words = []
     for word in text.split(','):
         meaning = None if '=' in word else _meaning(recipe_name(name), function, word)
-        recipe, colon, rest = (meaning or '').rpartition(':')
+        recipe, colon, remaining = (meaning or '').rpartition(':')
         if colon:
             name = _beside(name, recipe)
-        words.append(word if meaning is None else rest)
+        words.append(word if meaning is None else remaining)
     return name, ','.join(filter(None, words))
 
 

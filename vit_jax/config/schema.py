@@ -1,4 +1,4 @@
-"""The keys that sections of a config have, the values that these accept, and typed sections.
+"""Keys that sections of a config have, the values that these accept, and typed sections.
 
 The keys of the trainer's sections are the fields of the dataclasses in `run`. The further keys of
 a model, task, evaluator or optimizer are the parameters of what its section names.

@@ -163,9 +163,9 @@ class Dataset:
         """CPU seconds per example, without waiting for its file."""
         durations, last = [], len(self.plan.examples) - 1
         for index in (0, 0, last // 2, last):  # the first one takes longer
-            began = time.thread_time()
+            start_time = time.thread_time()
             self.plan.examples.first_readable(index, self.plan.seed, index)
-            durations.append(time.thread_time() - began)
+            durations.append(time.thread_time() - start_time)
         return statistics.median(durations[1:])
 
     @functools.cached_property
@@ -254,7 +254,7 @@ class Dataset:
         return self.plan.examples.text(index)
 
     def check(self, folder: pathlib.Path) -> None:
-        """Raise UserError if the run in `folder` was made with other data files."""
+        """Raise UserError if the run in `folder` was made with different data files."""
         vocabulary.require_same(self._file, folder)
 
     def save(self, folder: pathlib.Path) -> None:

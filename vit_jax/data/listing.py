@@ -36,11 +36,11 @@ def files_below(folder: pathlib.Path) -> list[str]:
     cached = cache.folder('listings') / f'{name}.json'
     if (names := _recall(cached, folder)) is not None:
         return names
-    began = time.time_ns()
+    start_time = time.time_ns()
     with _progress(folder) as show_count:
         names, states = _list(folder, show_count)
     newest = max(modified for _, modified, *_ in states.values())
-    if len(names) > MANY and newest < began - SETTLED_NS:
+    if len(names) > MANY and newest < start_time - SETTLED_NS:
         _store(cached, names, states)
     return names
 

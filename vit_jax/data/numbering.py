@@ -130,7 +130,7 @@ def with_shared_classes(source: Source, classes: SourceInfo, title: str) -> Sour
     """Renumber a source's classes as in `classes`, the classes of all sources together.
 
     Raises:
-      UserError: if the source has other classes.
+      UserError: if the source has different classes.
     """
     new, info = class_numbers(source.info, classes, title), source.info
     if have_comparable_names(info, classes) if new is None else ABSENT in new:

@@ -1,4 +1,4 @@
-"""The format of packed data: examples in ArrayRecord shards, and the manifest next to them.
+"""Format of packed data: examples in ArrayRecord shards, and the manifest next to them.
 
     OUT/manifest.json
     OUT/SPLIT-00000-of-00008.array_record

@@ -116,11 +116,11 @@ class Loading:
         cores, note = environment.available_cores(), ''
         workers, threads = self.workers, self.threads
         if workers is None:
-            workers, wanted = 0, max(1, (cores - 1) // (threads or 1))
+            workers, requested = 0, max(1, (cores - 1) // (threads or 1))
             # Daemons, such as workers of `multiprocessing.Pool`, may not have children.
             is_daemon = multiprocessing.current_process().daemon
             if measure is not None and cores >= MIN_CORES and not is_daemon:
-                workers, note = measure().processes(wanted)
+                workers, note = measure().processes(requested)
             threads = 1 if workers and threads is None else threads
         if threads is None:
             threads = min(MAX_THREADS, max(1, cores // max(1, workers)))

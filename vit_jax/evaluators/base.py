@@ -165,8 +165,8 @@ class Evaluator(abc.ABC):
 def require_segments(dataset: Dataset) -> None:
     """Raise UserError if the first record has no segments or no classes."""
     record = dataset.source.annotations(0)
-    needed = {'labels'} if 'segments' in record else {'masks', 'labels'}
-    if record and (missing := needed - record.keys()):
+    required_fields = {'labels'} if 'segments' in record else {'masks', 'labels'}
+    if record and (missing := required_fields - record.keys()):
         raise UserError(
             f'{dataset.source.title}: segmentation needs {min(missing)!r}, but the records only '
             f'have {", ".join(record)}'

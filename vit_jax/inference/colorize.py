@@ -45,7 +45,7 @@ def colorizer(
       seed: Seed of the samples, which depend only on it and the file.
 
     Raises:
-      UserError: for runs of other tasks, or if their image sizes do not match.
+      UserError: for runs of different tasks, or if their image sizes do not match.
     """
     check_chain(core, upsamplers)
     readers = [photo_reader(run) for run in (core, *upsamplers)]

@@ -56,7 +56,7 @@ class Evaluator(base.Evaluator):
             self._kept.read_models(read)
 
     def open(self, dataset: Dataset, fit: Dataset | None = None) -> None:
-        """Raise UserError if the classifier has other classes than the data."""
+        """Raise UserError if the classifier has different classes than the data."""
         self._source = dataset.source
         if self._kept is not None:
             self._kept.open(dataset)

@@ -89,12 +89,12 @@ def embed(
         if texts is not None
         else ImageInputs.from_images(trained, entries, image_size)
     )
-    wanted = Wanted(
+    requested = Wanted(
         (features,) if isinstance(features, str) else tuple(features),
         (layers,) if isinstance(layers, int) else tuple(layers),
         normalized,
     )
-    rows = Embedder(trained, inputs, wanted, batch_size).rows(range(len(inputs)))
+    rows = Embedder(trained, inputs, requested, batch_size).rows(range(len(inputs)))
     if rows.left_out:
         raise next(iter(rows.left_out.values()))
     return {name: x[0] for name, x in rows.features.items()} if is_single else rows.features
@@ -300,9 +300,9 @@ class Embedder:
 
     def _compute(self, variables: Any, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
         """Return the wanted features of a batch, by the names of their columns."""
-        model, task, wanted = self._trained.model, self._trained.task, self._wanted
+        model, task, requested = self._trained.model, self._trained.task, self._wanted
         features = {}
-        if EMBEDDING in wanted.kinds:
+        if EMBEDDING in requested.kinds:
             apply = step.bind(model, task, variables, batch)
             predictions = task.predict(apply, batch) if task.predicts else {}
             output = predictions.get(self.inputs.predicted)
@@ -312,13 +312,13 @@ class Embedder:
                     f'{" or ".join(OF_LAYERS)}'
                 )
             features[EMBEDDING] = output
-        if kinds := [kind for kind in wanted.kinds if kind != EMBEDDING]:
+        if kinds := [kind for kind in requested.kinds if kind != EMBEDDING]:
             _, states = model.hidden_states(variables, *task.inputs(batch))
-            norm = model.final_norm_of(variables['params']) if wanted.normalized else None
-            for number in choose_layers(len(states), wanted.layers):
+            norm = model.final_norm_of(variables['params']) if requested.normalized else None
+            for number in choose_layers(len(states), requested.layers):
                 state = states[number]
                 state = dataclasses.replace(state, tokens=norm(state.tokens)) if norm else state
-                ending = '' if wanted.layers == LAST else f'_{number}'
+                ending = '' if requested.layers == LAST else f'_{number}'
                 features |= {f'{kind}{ending}': OF_LAYERS[kind](state) for kind in kinds}
         return {name: x.astype(np.float32) for name, x in features.items()}
 

@@ -68,8 +68,8 @@ def complete(
       allowed: The user's modules that the config of the checkpoint's run may name.
 
     Raises:
-      UserError: if the checkpoint or the data are missing, the checkpoint is for another task or
-        lacks a requested part, or the completed config is invalid.
+      UserError: if the checkpoint or the data are missing, the checkpoint is for a different task
+        or lacks a requested part, or the completed config is invalid.
     """
     keys = list(_open_keys(config))
     if not keys:
@@ -180,11 +180,11 @@ def _follow_model(config: ConfigDict, checkpoint: TrainedModel) -> str:
     part = load.backbone(checkpoint)
     if into := section(config, Init).into:
         return _follow_into(config, checkpoint, part, into)
-    task, wanted = part.config.task.name, config.task.name
-    if task != wanted:
-        start = STARTS.get(wanted, 'a model for it')
+    task, requested = part.config.task.name, config.task.name
+    if task != requested:
+        start = STARTS.get(requested, 'a model for it')
         raise UserError(
-            f'a {part.config.model.name} for the task {task!r}, but config.task is {wanted!r}: '
+            f'a {part.config.model.name} for the task {task!r}, but config.task is {requested!r}: '
             f'start from {start}, or name the model, and the parts to load by config.init.select'
         )
     # The new head is a single layer (Dosovitskiy et al. 2021, section 3.2).

@@ -299,8 +299,8 @@ def adapt_model(
                 'classes: leave num_classes out'
             )
         trained = trained.with_groups(model={**trained.model_config, 'num_classes': num_classes})
-    wanted = image_size or trained.prepared_size
-    size = wanted or trained.image_size or arbitrary_size(trained)
+    requested = image_size or trained.prepared_size
+    size = requested or trained.image_size or arbitrary_size(trained)
     spec = example_spec(trained, size)
 
     def init() -> PyTree:
@@ -311,7 +311,7 @@ def adapt_model(
     return dataclasses.replace(
         trained,
         params=_complete(params, init),
-        image_size=wanted or trained.image_size,
+        image_size=requested or trained.image_size,
         spec=spec,
     )
 

@@ -71,8 +71,8 @@ def sample(
       devices: All by default.
 
     Raises:
-      UserError: for a run of another task, a class that the model does not have, too many images
-        or frames, or devices that cannot be used; while images are made, if they are not finite.
+      UserError: for a run of a different task, a class that the model does not have, too many
+        images or frames, or devices that cannot be used; later, if images are not finite.
     """
     check_task(trained)
     classes = check_classes(classes, trained)
@@ -90,7 +90,7 @@ def sample(
 
 
 def check_task(trained: TrainedModel) -> None:
-    """Raise UserError for a run of another task."""
+    """Raise UserError for a run of a different task."""
     if not isinstance(trained.task, Task):
         raise UserError(
             f'{trained.path} is a run of the task {trained.settings.task.name!r}, which does not '

@@ -166,8 +166,8 @@ def _weights(names: Sequence[str], uri: HfUri) -> list[str]:
 def _with_configs(names: Iterable[str], weights: list[str]) -> list[str]:
     folder = weights[0].rpartition('/')[0]
     tokenizer = next((name for name in TOKENIZERS if name in names), None)
-    wanted = (*CONFIGS, tokenizer) if tokenizer and not folder else CONFIGS
-    beside = [f'{folder}/{name}' if folder else name for name in wanted]
+    requested = (*CONFIGS, tokenizer) if tokenizer and not folder else CONFIGS
+    beside = [f'{folder}/{name}' if folder else name for name in requested]
     return [name for name in beside if name in names] + weights
 
 
@@ -387,6 +387,6 @@ def nearest_released(path: str) -> str:
         stem = name.removesuffix(':img').removesuffix('.npz')
         if tail and stem.endswith(f'/{tail}'):
             return name
-    wanted = path.removeprefix('gs://').removeprefix('vit_models/').removesuffix('.npz')
-    near = difflib.get_close_matches(wanted, names, n=1, cutoff=0.7)
+    requested = path.removeprefix('gs://').removeprefix('vit_models/').removesuffix('.npz')
+    near = difflib.get_close_matches(requested, names, n=1, cutoff=0.7)
     return near[0] if near else ''

@@ -94,7 +94,7 @@ def _layers(flat: Flat) -> tuple[dict[str, Flat], Flat]:
 
 
 def _our_name(layer: str) -> str:
-    """Return one name for a layer of a ViT in files of transformers and in its models."""
+    """Unify the names of a ViT layer in transformers' files and models."""
     start = min((i for part in (_IN_FILES, _IN_MODELS) if (i := layer.find(part)) >= 0), default=-1)
     return (start >= 0 and names.to_ours(layer[start:], _transformers.VIT_TABLE)) or layer
 

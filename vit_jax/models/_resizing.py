@@ -1,4 +1,4 @@
-"""Resize parameters for images, and patches, of another size."""
+"""Resize parameters for images, and patches, of a different size."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BIAS_METHODS = {'bicubic': 'linear', 'antialiased': 'geometric'}
 def resize_positions(
     params: Params, old_grid: Grid | None, new_grid: Grid, prefix: int, method: str
 ) -> Resized:
-    """Resize `pos_embed` to another grid of patches, including one with as many patches.
+    """Resize `pos_embed` to a different grid of patches, including one with as many patches.
 
     Args:
       params: Tree with `pos_embed` [1 N D].
@@ -56,7 +56,7 @@ def resize_positions(
 
 
 def resize_relative(params: Params, new_grid: Grid, method: str) -> Resized:
-    """Resize the tables of `nn.positions.RelativeBias` to another grid of patches, like pictures.
+    """Resize tables of `nn.positions.RelativeBias` to a different grid of patches, like images.
 
     Args:
       params: A tree whose layers `position_bias` have tables [2h-1 2w-1 H], or [L 2h-1 2w-1 H].
@@ -81,7 +81,7 @@ def resize_relative(params: Params, new_grid: Grid, method: str) -> Resized:
 
 
 def resize_axial(params: Params, new_grid: Grid, method: str) -> Resized:
-    """Resize `params` of axial attention (`nn.axial`) to another grid.
+    """Resize `params` of axial attention (`nn.axial`) to a different grid.
 
     Positions and the weights of summaries are resized like a picture. Relative biases are
     stretched with the image, so that the bias of distance 0 stays.
@@ -123,7 +123,7 @@ def _resize_axial_leaf(names: list[str], leaf: Any, size: Grid, method: str) -> 
 
 
 def resize_patches(params: Params, patch_size: int) -> Resized:
-    """Resize the kernel of `patch_embed` to patches of another size.
+    """Resize the kernel of `patch_embed` to patches of a different size.
 
     Uses the pseudoinverse of FlexiViT, arXiv:2212.08013, section 3.4.
     """

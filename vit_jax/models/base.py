@@ -215,7 +215,7 @@ class Model(nn.Module):
     def resize_params(
         self, params: Params, old_size: Size | None, new_size: Size, method: str = 'bilinear'
     ) -> Resized:
-        """Resize the parameters for images of another size.
+        """Resize the parameters for images of a different size.
 
         Args:
           params: Parameters of the model; some may be absent.
@@ -278,7 +278,7 @@ class PatchModel(Model):
     def resize_params(
         self: Any, params: Params, old_size: Size | None, new_size: Size, method: str = 'bilinear'
     ) -> Resized:
-        """Resize the parameters for images, and patches, of another size; see `Model`.
+        """Resize the parameters for images, and patches, of a different size; see `Model`.
 
         If `old_size` is None, the old patches are assumed to form a square.
 

@@ -244,7 +244,7 @@ class Model(base.Model):
     def resize_params(
         self, params: Params, old_size: Size | None, new_size: Size, method: str = 'bilinear'
     ) -> Resized:
-        """Resize the parameters for images, and patches, of another size; see `base.Model`."""
+        """Resize the parameters for images, and patches, of a different size; see `base.Model`."""
         return self._vit().resize_params(params, old_size, new_size, method)
 
     def transferable(self) -> tuple[dict[str, Any], tuple[str, ...]]:

@@ -136,7 +136,7 @@ class Model(base.Model):
     def resize_params(
         self, params: Params, old_size: Size | None, new_size: Size, method: str = 'bilinear'
     ) -> Resized:
-        """Resize the parameters for images of another size, see `vit.Model.resize_params`."""
+        """Resize the parameters for images of a different size, see `vit.Model.resize_params`."""
         new, notes = patch_grid(*new_size, self.patch_size), []
         old = old_size and patch_grid(*old_size, self.patch_size)
         for name in TABLES:

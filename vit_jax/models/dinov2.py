@@ -176,7 +176,7 @@ class Model(base.Model):
     def resize_params(
         self, params: Params, old_size: Size | None, new_size: Size, method: str = 'bilinear'
     ) -> Resized:
-        """Resize the parameters for images, and patches, of another size; see `vit.Model`."""
+        """Resize the parameters for images, and patches, of a different size; see `vit.Model`."""
         return self._vit().resize_params(params, old_size, new_size, method)
 
     def _vit(self) -> vit.Model:
@@ -188,7 +188,7 @@ class Model(base.Model):
 
 
 class Backbone(vit.Model):
-    """A ViT that interpolates its positions for images of another size."""
+    """A ViT that interpolates its positions for images of a different size."""
 
     def _positions(self, tokens: int, images: Any) -> Array:
         if not self.has_variable('params', 'pos_embed'):

@@ -163,7 +163,7 @@ class Model(base.Model):
     def resize_params(
         self, params: Params, old_size: Size | None, new_size: Size, method: str = 'bilinear'
     ) -> Resized:
-        """Recompute the fixed positions for images of another size.
+        """Recompute the fixed positions for images of a different size.
 
         Raises:
           UserError: if the images cannot be cut into patches.

@@ -182,7 +182,7 @@ class Model(base.Model):
         """Return the parameters as they are: the weights over patches belong to one grid.
 
         Raises:
-          UserError: if the new images have another grid of patches.
+          UserError: if the new images have a different grid of patches.
         """
         del method
         new = patch_grid(*new_size, self.patch_size)

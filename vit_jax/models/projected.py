@@ -1,4 +1,4 @@
-"""A ViT whose representation is also projected to another width, such as a teacher's."""
+"""A ViT whose representation is also projected to a different width, such as a teacher's."""
 
 from __future__ import annotations
 

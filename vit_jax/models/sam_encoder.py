@@ -1,4 +1,4 @@
-"""The image encoder of Segment Anything: a ViT with windows, relative positions and a neck.
+"""Image encoder of Segment Anything: a ViT with windows, relative positions and a neck.
 
 Kirillov et al., 2023, arXiv:2304.02643, appendix A; the backbone is ViTDet's, Li et al., 2022,
 arXiv:2203.16527.
@@ -167,7 +167,7 @@ class Model(base.Model):
     def resize_params(
         self, params: Params, old_size: Size | None, new_size: Size, method: str = 'bilinear'
     ) -> Resized:
-        """Resize the parameters for images of another size.
+        """Resize the parameters for images of a different size.
 
         Positions are resized by `method`, the tables of relative positions of the blocks that
         attend to the whole image linearly, as in the authors' code.

@@ -1,4 +1,4 @@
-"""The encoder-decoder Transformer of Vaswani et al., 2017, arXiv:1706.03762.
+"""Encoder-decoder Transformer of Vaswani et al., 2017, arXiv:1706.03762.
 
 Tokens are integers; 0 is padding, which is masked in the source. The decoder reads the target
 shifted right, so that its output at t is the score of token t given the earlier ones.

@@ -212,7 +212,7 @@ class Model(base.Model):
     def resize_params(
         self, params: Params, old_size: Size | None, new_size: Size, method: str = 'bilinear'
     ) -> Resized:
-        """Resize the parameters for images, and patches, of another size; see `base.Model`."""
+        """Resize the parameters for images, and patches, of a different size; see `base.Model`."""
         if 'image' not in params:
             return params, []
         resize = self.image_tower().resize_params

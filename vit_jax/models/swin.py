@@ -202,7 +202,7 @@ class Model(base.Model):
     def resize_params(
         self, params: Params, old_size: Size | None, new_size: Size, method: str = 'bilinear'
     ) -> Resized:
-        """Resize the parameters for windows of another size; image sizes have no effect.
+        """Resize the parameters for windows of a different size; image sizes have no effect.
 
         The tables are resized bicubically by any `method`, as in the paper's models.
         """

@@ -1,4 +1,4 @@
-"""The towers for texts of CLIP and SigLIP: a Transformer encoder whose head makes one embedding.
+"""Towers for texts of CLIP and SigLIP: a Transformer encoder whose head makes one embedding.
 
 Radford et al., 2021, arXiv:2103.00020, section 2.4; Zhai et al., 2023, arXiv:2303.15343.
 """
@@ -47,7 +47,7 @@ class Model(base.Model):
       scan, remat, attention, dtype: See the model `vit`.
 
     Raises:
-      UserError: if a field has no such value, or a text has another length.
+      UserError: if a field has no such value, or a text has a different length.
     """
 
     num_classes: int | None = None

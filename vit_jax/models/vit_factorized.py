@@ -58,7 +58,7 @@ class Model(vit.Model):
     def resize_params(
         self, params: Params, old_size: Size | None, new_size: Size, method: str = 'bilinear'
     ) -> Resized:
-        """Resize the parameters for images, and patches, of another size; see `base.Model`.
+        """Resize the parameters for images, and patches, of a different size; see `base.Model`.
 
         Methods that end in 'cropped' stretch both tables over the longer side, and cut.
         """

@@ -1,4 +1,4 @@
-"""The choice between XLA's attention, the TPU kernels and cuDNN's on GPUs.
+"""Choice between XLA's attention, the TPU kernels and cuDNN's on GPUs.
 
 `choose` is a function of the device, the sizes and masks of the layer, and the numerical check that
 a kernel passes before its first use; see `nn.kernels.check`. The device comes from JAX's ambient
@@ -144,18 +144,18 @@ def choose(attention: str, spec: Spec, target: Target) -> Kernel | None:
         return None
     kernel: Kernel | None
     if attention == 'cudnn' or (attention == 'auto' and target.kind.startswith('NVIDIA')):
-        kernel, name, why = Cudnn(), 'cudnn', _cudnn_obstacle(spec, target)
-        if attention == 'auto' and _is_slow_by_cudnn(spec, why):
+        kernel, name, reason = Cudnn(), 'cudnn', _cudnn_obstacle(spec, target)
+        if attention == 'auto' and _is_slow_by_cudnn(spec, reason):
             return None
     else:
-        kernel, why = _pallas_kernel(spec, target)
+        kernel, reason = _pallas_kernel(spec, target)
         name = 'pallas'
     failure = ''
-    if kernel is not None and not why:
+    if kernel is not None and not reason:
         from vit_jax.nn.kernels import check
 
         failure = check.failure(kernel, spec, target.kind, target.devices)
-    return kernel if decide(attention, name, why, failure) else None
+    return kernel if decide(attention, name, reason, failure) else None
 
 
 def decide(attention: str, kernel: str, obstacle: str, failure: str) -> bool:
@@ -170,12 +170,12 @@ def decide(attention: str, kernel: str, obstacle: str, failure: str) -> bool:
     Raises:
       UserError: if there is either, and the kernel is requested by name.
     """
-    why = obstacle or failure
-    if why and attention == kernel:
-        raise UserError(f"attention='{kernel}' {why}; choose '{'xla' if failure else 'auto'}'")
+    reason = obstacle or failure
+    if reason and attention == kernel:
+        raise UserError(f"attention='{kernel}' {reason}; choose '{'xla' if failure else 'auto'}'")
     if failure or (obstacle and kernel == 'cudnn') or SET_MESH in obstacle:
-        _warn_once(f'the attention kernel {why}; the attention of XLA takes its place')
-    return not why
+        _warn_once(f'the attention kernel {reason}; the attention of XLA takes its place')
+    return not reason
 
 
 @functools.cache

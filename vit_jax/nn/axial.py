@@ -86,7 +86,7 @@ class GridPositions(nn.Module):
     Parameters `rows` [H 1 D] and `columns` [W D].
 
     Raises:
-      UserError: if the parameters were made for another grid.
+      UserError: if the parameters were made for a different grid.
     """
 
     @nn.compact

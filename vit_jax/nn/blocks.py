@@ -1,4 +1,4 @@
-"""The pre-norm Transformer encoder and its parts."""
+"""Pre-norm Transformer encoder and its parts."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""The devices that a program is traced for, and one of their kind to try a kernel on.
+"""Devices that a program is traced for, and one of their kind to try a kernel on.
 
 A program runs on the devices of JAX's ambient mesh (`jax.set_mesh`), or on the default device.
 Both belong to the keys of JAX's caches.

@@ -1,4 +1,4 @@
-"""The multi-head attention layer: heads of queries, keys and values around scaled dot products.
+"""Multi-head attention layer: heads of queries, keys and values around scaled dot products.
 
 Arrays in heads are [B H N K]: batch, heads, tokens, width of a head. With heads before tokens both
 matmuls are plain batched ones. There may be axes between batch and tokens, such as windows:

@@ -219,7 +219,7 @@ def check(model: Any) -> None:
     """Check the groups `block`, `positions`, `pool` and `head` of a model.
 
     Raises:
-      UserError: for a value that a field cannot have, or options of positions of another kind.
+      UserError: for a value that a field cannot have, or options of positions of a different kind.
     """
     for path, choices in CHOICES.items():
         check_choice(path, operator.attrgetter(path)(model), choices)

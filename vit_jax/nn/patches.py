@@ -65,7 +65,7 @@ class PatchEmbed(nn.Module):
         """Embed images, or patches made by `patchify`.
 
         Raises:
-          UserError: if images cannot be cut into whole patches, or patches have another size.
+          UserError: if images cannot be cut into whole patches, or patches have a different size.
         """
         x, pixels, cut = images.astype(self.dtype), self.patch_size**2, images.ndim == 3
         if cut and images.shape[-1] % pixels:

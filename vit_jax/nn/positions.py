@@ -101,7 +101,7 @@ def learned(
     It is initialized from a normal distribution with standard deviation `std`.
 
     Raises:
-      UserError: if the parameter was made for another number of tokens.
+      UserError: if the parameter was made for a different number of tokens.
     """
     _require_rows(module, tokens, name)
     return module.param(name, nn.initializers.normal(std), (1, tokens, dim))
@@ -146,7 +146,7 @@ def fixed(module: nn.Module, table: Float[np.ndarray, 'N D']) -> Float[Array, '1
     It is a parameter so that models that learn their positions can start from this one.
 
     Raises:
-      UserError: if the parameter was made for another number of tokens.
+      UserError: if the parameter was made for a different number of tokens.
     """
     _require_rows(module, len(table))
     value = module.param('pos_embed', lambda _: jnp.asarray(table)[None])
@@ -186,7 +186,7 @@ class RelativeBias(nn.Module):
         """Compute the biases of all scores.
 
         Raises:
-          UserError: if the table was made for another grid.
+          UserError: if the table was made for a different grid.
         """
         sides = tuple(2 * side - 1 for side in self.grid)
         if self.has_variable('params', 'table'):

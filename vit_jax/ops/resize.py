@@ -143,7 +143,7 @@ def position_embedding(
     method: str = 'bilinear',
     num_prefix: int = 0,
 ) -> Float[np.ndarray, '1 M D']:
-    """Resize a position embedding to another grid; the first `num_prefix` rows stay unchanged.
+    """Resize a position embedding to a different grid; the first `num_prefix` rows stay unchanged.
 
     Args:
       table: `num_prefix` rows (class token), then the grid in raster order.

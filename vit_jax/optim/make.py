@@ -1,4 +1,4 @@
-"""The optimizer of a config: from Optax or this package, with decay, rates and freezing by path.
+"""Optimizer of a config: from Optax or this package, with decay, rates and freezing by path.
 
 Path patterns and the transformations that use them are in `param_groups`.
 """

@@ -118,8 +118,8 @@ def decay_rules(
     """
     groups: dict[float, list[str]] = {}
     for path, factor in by_path.items():
-        wanted = next((mult for pattern, mult in mults if re.search(pattern, path)), 1.0)
-        groups.setdefault(wanted / factor.rate, []).append(path)
+        requested = next((mult for pattern, mult in mults if re.search(pattern, path)), 1.0)
+        groups.setdefault(requested / factor.rate, []).append(path)
     groups.pop(1.0, None)
     return [(f'^({"|".join(map(re.escape, paths))})$', mult) for mult, paths in groups.items()]
 

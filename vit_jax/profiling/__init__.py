@@ -1,1 +1,1 @@
-"""The cost of models: FLOPs, time, chips."""
+"""Cost of models: FLOPs, time, chips."""

@@ -235,8 +235,8 @@ def _timing(
     flops_per_row: int,
     seconds: np.ndarray,
 ) -> Timing:
-    first, rest = seconds[0], seconds[1:]
-    step, p10, p90 = (float(np.quantile(rest, q)) for q in (0.5, 0.1, 0.9))
+    first, remaining = seconds[0], seconds[1:]
+    step, p10, p90 = (float(np.quantile(remaining, q)) for q in (0.5, 0.1, 0.9))
     device = layout.mesh.local_devices[0]
     total = flops_per_row * batch_size
     return Timing(

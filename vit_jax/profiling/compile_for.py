@@ -83,7 +83,7 @@ def compile_step(
         raise UserError('--cycles: the compiler of GPUs estimates no cycles; leave it out')
     scheduled = GPU_SCHEDULED if on_gpus else FINAL if cycles else SCHEDULED
     with tempfile.TemporaryDirectory(prefix='vit_jax-preflight-') as name:
-        folder, began = pathlib.Path(name), time.perf_counter()
+        folder, start_time = pathlib.Path(name), time.perf_counter()
         (folder / REQUEST).write_text(json.dumps(request))
         if on_gpus:
             _write_plugin(folder)
@@ -104,7 +104,7 @@ def compile_step(
             finally:
                 process.kill()
                 process.communicate()
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - start_time
         return _read(folder, scheduled, GPU_BUFFERS if on_gpus else BUFFERS, seconds)
 
 

@@ -212,7 +212,7 @@ def train_flops(meta: Mapping[str, Any], allowed: Sequence[str] = ()) -> float |
       allowed: User modules that its config may name.
 
     Raises:
-      UserError: if its config names other code from outside this package.
+      UserError: if its config names code from outside this package.
     """
     if not (kinds := kinds_from_checkpoint(meta)):
         return None

@@ -1,7 +1,7 @@
 """Exact FLOPs of any function from its jaxpr, peak rates of devices, and MFU.
 
 A FLOP is one multiplication or one addition: a multiply-accumulate (MAC) is two.
-Counted are matmuls and convolutions, the usual convention of "model FLOPs"
+Matmuls and convolutions are counted, the usual convention of "model FLOPs"
 (Kaplan et al. 2020, appendix; Chowdhery et al. 2022, appendix B); softmax,
 normalizations and element-wise work are not.
 """

@@ -141,9 +141,9 @@ def measure_stages(data: Dataset, examples: int, put: Callable[[Batch], Any]) ->
         raise UserError(f'{source.title}: none of {examples} examples can be read')
     batch = next(data.train_batches())
     put(batch)  # the first call does more than copy
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     put(batch)
-    copied = (time.perf_counter() - began) / max(int(np.count_nonzero(batch['mask'])), 1)
+    copied = (time.perf_counter() - start_time) / max(int(np.count_nonzero(batch['mask'])), 1)
     return {**{name: total / count for name, total in seconds.items()}, 'copy': copied}
 
 

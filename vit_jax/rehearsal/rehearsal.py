@@ -107,11 +107,11 @@ def _without_steps(
     yield _run_trial('folder', partial(_check_folder, scratch))
     for name in run.writers if run.writers != Run.writers else ():
         yield _run_trial(f'writer {name}', partial(_check_writer, name))
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     try:
         config = fine_tune.complete(config, None, allowed).config
     except UserError as error:
-        yield Row('config', FAILED, time.perf_counter() - began, str(error))
+        yield Row('config', FAILED, time.perf_counter() - start_time, str(error))
         return
     run = to_run(config)
     for name, data in _data_sets(run):

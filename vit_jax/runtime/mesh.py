@@ -1,4 +1,4 @@
-"""The mesh of a run's devices: slices outermost, then data, fsdp and tensor.
+"""Mesh of a run's devices: slices outermost, then data, fsdp and tensor.
 
 The chips of a TPU slice are connected by dedicated links, slices by the data-center network,
 which is some hundred times slower. So only the axis `slice` crosses slices.
@@ -74,21 +74,21 @@ def usable_devices() -> list[jax.Device]:
         the accelerator of an installed plugin; `Unavailable` if it is busy or faulty.
     """
     with _held_back_log() as log_lines:
-        devices, why = _find_devices()
-        if why is not None and processes.count() > 1 and _peer_devices_missing(why):
-            raise why
+        devices, reason = _find_devices()
+        if reason is not None and processes.count() > 1 and _peer_devices_missing(reason):
+            raise reason
         accelerator = _intended_accelerator()
-        if why is not None or (devices[0].platform == 'cpu' and accelerator):
-            text = _refusal(accelerator or 'the accelerator', log_lines, why)
-            raise (Unavailable if _BUSY.search(text) else UserError)(text) from why
+        if reason is not None or (devices[0].platform == 'cpu' and accelerator):
+            text = _refusal(accelerator or 'the accelerator', log_lines, reason)
+            raise (Unavailable if _BUSY.search(text) else UserError)(text) from reason
     return devices
 
 
 def any_devices() -> list[jax.Device]:
     """Return all JAX devices; CPUs if an accelerator cannot start. For light work."""
     with _held_back_log():
-        devices, why = _find_devices()
-    if why is not None:
+        devices, reason = _find_devices()
+    if reason is not None:
         jax.config.update('jax_platforms', 'cpu')
         return jax.devices()
     return devices

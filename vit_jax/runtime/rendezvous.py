@@ -1,4 +1,4 @@
-"""The rendezvous of a job's processes, before JAX joins them.
+"""Rendezvous of a job's processes, before JAX joins them.
 
 Process 0 listens at the coordinator's port until every other process has connected, and then frees
 the port for JAX's service. JAX itself waits silently for missing processes, and connects to any

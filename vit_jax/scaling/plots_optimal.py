@@ -115,12 +115,12 @@ def _draw_contours(axes: Axes, analysis: Analysis, title: str, published: bool) 
         axes.plot(
             budgets, sizes, color=_BY_LAW, linewidth=1.8, label=_describe_way(analysis, 'joint')
         )
-    for way, optima, mark in (
+    for method, optima, mark in (
         ('isoflop', analysis.parabolas, 'o'),
         ('frontier', analysis.frontier, ''),
     ):
-        color = _COLORS[way]
-        if analysis.summary[way] is not None and _has_line(analysis, way, optima):
+        color = _COLORS[method]
+        if analysis.summary[method] is not None and _has_line(analysis, method, optima):
             line = np.exp(optima.log_scale) * budgets**optima.exponent
             axes.plot(
                 budgets,
@@ -128,14 +128,14 @@ def _draw_contours(axes: Axes, analysis: Analysis, title: str, published: bool) 
                 color=color,
                 linewidth=1.1,
                 linestyle='--',
-                label=_describe_way(analysis, way),
+                label=_describe_way(analysis, method),
             )
             if mark:
                 axes.plot(optima.c, optima.n, mark, color=color, markersize=6)
-    for way in dict.fromkeys(('joint', analysis.shown)):
-        found = analysis.summary.get(way)
-        if found and (found['a'] is not None or way == analysis.shown):
-            _plot_band(axes, analysis, way, budgets)
+    for method in dict.fromkeys(('joint', analysis.shown)):
+        found = analysis.summary.get(method)
+        if found and (found['a'] is not None or method == analysis.shown):
+            _plot_band(axes, analysis, method, budgets)
     if published and law is not None:
         _plot_published(axes, analysis, budgets)
     _plot_runs(axes, analysis)

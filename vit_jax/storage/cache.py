@@ -1,4 +1,4 @@
-"""The user's cache folder: derived files, and complete files from object storage or the web.
+"""User's cache folder: derived files, and complete files from object storage or the web.
 
 fsspec downloads them, but its caches neither verify contents, nor have a size limit, nor work
 offline. Here, files that are requested together share one folder, named by the server's tags (etag,
@@ -257,7 +257,7 @@ def _read(reader: Any, size: int | None, url: str) -> bytes:
         except Exception as error:
             last = error
     raise servers.Unreachable(
-        f'{url}: the download breaks off ({paths.first_line(last)})'
+        f'{url}: the download was interrupted ({paths.first_line(last)})'
     ) from last
 
 

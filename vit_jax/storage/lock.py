@@ -399,8 +399,8 @@ def open_store(folder: Path) -> Any:
 
 def store_spec(folder: Path) -> dict[str, Any]:
     """Return TensorStore's specification of a remote folder."""
-    scheme, _, rest = os.fspath(folder).partition('://')
-    bucket, _, prefix = rest.partition('/')
+    scheme, _, remaining = os.fspath(folder).partition('://')
+    bucket, _, prefix = remaining.partition('/')
     driver = {'gs': 'gcs', 's3': 's3'}[scheme]
     spec: dict[str, Any] = {'driver': driver, 'bucket': bucket}
     spec['path'] = f'{prefix}/' if prefix else ''

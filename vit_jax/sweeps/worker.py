@@ -112,7 +112,7 @@ def attend(
     if failure:
         tally.failures.append(f'trial {claim.number}: {failure}')
     tally.finished += failure is not None
-    jax.clear_caches()  # the next trial may have another shape
+    jax.clear_caches()  # the next trial may have a different shape
     return f'after trial {claim.number}'
 
 

@@ -188,10 +188,10 @@ class Task(generate.Task):
 
     def _scale(self, uniform: Times) -> Times:
         """Map uniform numbers to guidance with the density w^-p from 1 to 1 + guidance_range."""
-        rest, log_range = 1 - self.guidance_power, jnp.log1p(self.guidance_range)
-        if rest == 0:
+        remaining, log_range = 1 - self.guidance_power, jnp.log1p(self.guidance_range)
+        if remaining == 0:
             return jnp.exp(uniform * log_range)
-        return jnp.exp(jnp.log1p(uniform * jnp.expm1(rest * log_range)) / rest)
+        return jnp.exp(jnp.log1p(uniform * jnp.expm1(remaining * log_range)) / remaining)
 
     def _guide(
         self,

@@ -1,1 +1,1 @@
-"""The one trainer: build what a config describes, start or resume, and loop."""
+"""One trainer: build what a config describes, start or resume, and loop."""

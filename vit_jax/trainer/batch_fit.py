@@ -1,4 +1,4 @@
-"""The largest batch of an evaluation that fits into the memory of the devices."""
+"""Largest batch of an evaluation that fits into the memory of the devices."""
 
 from __future__ import annotations
 

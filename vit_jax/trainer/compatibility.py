@@ -28,7 +28,7 @@ PyTree = Any
 
 
 def require_shapes(trained: TrainedModel, where: str, data: Dataset) -> None:
-    """Check that a model takes the data without other parameters; nothing is computed.
+    """Check that a model takes the data with the same parameters; nothing is computed.
 
     Args:
       trained: The model; the shapes of its parameters are enough.

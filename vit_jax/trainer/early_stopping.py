@@ -1,4 +1,4 @@
-"""The best step of a run by its evaluations, and whether the run ends early.
+"""Best step of a run by its evaluations, and whether the run ends early.
 
 Every checkpoint stores the best results so far, so that a resumed run decides like an uninterrupted
 one. Processes may differ in the last bit of a result, so process 0 decides for all.

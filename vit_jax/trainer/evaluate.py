@@ -1,4 +1,4 @@
-"""The one evaluation loop: padded batches, every example exactly once.
+"""One evaluation loop: padded batches, every example exactly once.
 
 A task evaluates masked sums, which the devices add up; an evaluator (see `vit_jax.evaluators`) gets
 the predictions on the host.

@@ -1,4 +1,4 @@
-"""The evaluations of a config, opened: their data, and the evaluators that measure on them."""
+"""Evaluations of a config, opened: their data, and the evaluators that measure on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The guards of a run: what every process must share, the lock of its folder, signals, a watchdog.
+"""Guards of a run: what every process must share, the lock of its folder, signals, a watchdog.
 
 One context manager, in three stages: `guards` compares the processes and finds a complete run,
 `Guard.lock` takes the folder once the run is built, `Guard.open_metrics` opens its output.
@@ -322,12 +322,12 @@ def require_shared(folder: pathlib.Path, complete: bool) -> None:
         sign: list[str] = []
         processes.on_process_0(lambda: sign.extend(_sign(folder, complete, written)))
         name, content = processes.broadcast(sign)
-        here = [jax.process_index(), socket.gethostname(), str(folder)]
+        identity = [jax.process_index(), socket.gethostname(), str(folder)]
         sees = jax.process_index() == 0 or _sees(folder / name, content)
-        if missing := processes.gather(None if sees else here):
+        if missing := processes.gather(None if sees else identity):
             process, host, place = missing[0]
             more = f' ({len(missing)} processes do not)' if len(missing) > 1 else ''
-            writer = processes.broadcast(here)
+            writer = processes.broadcast(identity)
             raise UserError(
                 f'--workdir: process {process} on {host} does not see in {place} what process 0 on '
                 f'{writer[1]} writes to {writer[2]}{more}: give all one folder that they share, on '

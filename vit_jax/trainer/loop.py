@@ -1,4 +1,4 @@
-"""The loop of a run: next batch -> step -> when due: log, evaluate, draw, save, stop."""
+"""Loop of a run: next batch -> step -> when due: log, evaluate, draw, save, stop."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Loop:
           Preempted: if a stop was requested.
           Pruned: if `report` ends it before its last step.
         """
-        why = ''
+        reason = ''
         with memory.report_exhaustion(lambda: self.meter.completed > 0):
             try:
                 self.evaluate_again()
@@ -114,10 +114,10 @@ class Loop:
                     for act in self.actions:
                         act()
             except Complete as ending:
-                why = str(ending)
+                reason = str(ending)
         self.guard.clock.enter(times.SAVING)
         self.guard.checkpointer.wait()
-        return Outcome(self.results, why)
+        return Outcome(self.results, reason)
 
     def take_step(self) -> None:
         """Update the state by the next batch, unless a stop is requested while waiting for it."""

@@ -102,7 +102,7 @@ def prepare(
 
 
 def _resize_evaluation(entry: Entry, size: Size) -> Entry:
-    """Return an evaluation on images of another size, with the same transforms."""
+    """Return an evaluation on images of a different size, with the same transforms."""
     return dataclasses.replace(entry, transforms=change_size(entry.transforms, size))
 
 

@@ -91,15 +91,15 @@ class Meter:
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
         """Count the time inside as waiting for data, and as starved if the devices are idle."""
-        began, finished = time.perf_counter(), None  # when the newest step has finished
+        start_time, finished = time.perf_counter(), None  # when the newest step has finished
         if self._last is not None and not self._is_idle():
             finished = self._waiter.submit(_finish_time, [self._last])
         with jax.profiler.TraceAnnotation(WAITING_FOR_DATA):
             yield
         ended = time.perf_counter()
-        self.parts[WAITING_FOR_DATA] += ended - began
-        self.data_wait += ended - began
-        idle = ended - began
+        self.parts[WAITING_FOR_DATA] += ended - start_time
+        self.data_wait += ended - start_time
+        idle = ended - start_time
         if finished is not None:
             when = math.inf
             if finished.done():
@@ -107,7 +107,7 @@ class Meter:
                 self._shortest = min(self._shortest, when - self._started)
             elif self._is_idle():  # the other thread waits for Python's lock
                 when = self._started + self._shortest
-            idle = max(0.0, ended - max(began, when))
+            idle = max(0.0, ended - max(start_time, when))
         if self._last is not None:
             self.starved += idle
         self.clock.waited += idle
@@ -123,7 +123,7 @@ class Meter:
         """
         counts = self._has_own_cores and self._last is not None and self._is_idle()
         compiled, spent = (self.clock.compile_seconds, time.thread_time()) if counts else (0.0, 0.0)
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         # TensorBoard identifies the steps of a trace by their annotation.
         with (
             jax.profiler.StepTraceAnnotation('train', step_num=step),
@@ -131,9 +131,9 @@ class Meter:
         ):
             yield
         self._started = time.perf_counter()
-        self.parts[STARTING_THE_STEP] += self._started - began
+        self.parts[STARTING_THE_STEP] += self._started - start_time
         if counts and self.clock.compile_seconds == compiled:
-            wait = max(0.0, self._started - began - (time.thread_time() - spent))
+            wait = max(0.0, self._started - start_time - (time.thread_time() - spent))
             self.locked, self.starved = self.locked + wait, self.starved + wait
             self.clock.waited += wait
 
@@ -145,9 +145,9 @@ class Meter:
     def paused(self) -> Iterator[None]:
         """Leave the time inside, of an evaluation or a save, out of the rates."""
         self.check_finite()
-        began, compiled = time.perf_counter(), self.clock.compile_seconds
+        start_time, compiled = time.perf_counter(), self.clock.compile_seconds
         yield
-        self.pause += time.perf_counter() - began
+        self.pause += time.perf_counter() - start_time
         self._compiled += self.clock.compile_seconds - compiled
 
     def add(self, step: int, metrics: dict[str, Any], counts: Mapping[str, int]) -> None:
@@ -162,11 +162,11 @@ class Meter:
         self.seen.update(counts)
         self.running.append((step, metrics))
         self._last = metrics
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         with jax.profiler.TraceAnnotation(WAITING_FOR_DEVICES):
             jax.copy_to_host_async(metrics)
             self.check_finite(keep=2)
-        self.parts[WAITING_FOR_DEVICES] += time.perf_counter() - began
+        self.parts[WAITING_FOR_DEVICES] += time.perf_counter() - start_time
 
     def check_finite(self, keep: int = 0) -> None:
         """Wait until at most `keep` steps run; raise Diverged if too many are not finite."""
@@ -328,17 +328,19 @@ class Clock:
     @property
     def compile_seconds(self) -> float:
         """Seconds of compilation so far, which `enter` and `stepped` update."""
-        return self._compiled_before + sum(ended - began for began, ended in self._compiled)
+        return self._compiled_before + sum(
+            ended - start_time for start_time, ended in self._compiled
+        )
 
     def _settle(self) -> None:
         """Add the time since the last call to its part, without compilation and waiting."""
         now = time.perf_counter()
-        compiled = sum(ended - began for began, ended in self._compiled)
-        rest = max(now - self._since - compiled - self.waited, 0.0)
-        self._compiled_before += compiled + (rest if self._part == times.COMPILE else 0.0)
+        compiled = sum(ended - start_time for start_time, ended in self._compiled)
+        remaining = max(now - self._since - compiled - self.waited, 0.0)
+        self._compiled_before += compiled + (remaining if self._part == times.COMPILE else 0.0)
         self._seconds[times.COMPILE] += compiled
         self._seconds[times.DATA] += self.waited
-        self._seconds[self._part] += rest
+        self._seconds[self._part] += remaining
         self._since, self.waited = now, 0.0
         self._compiled.clear()
 
@@ -347,12 +349,12 @@ class Clock:
         if not event.startswith(COMPILATION) or threading.get_ident() != self._owner:
             return
         now = time.perf_counter()
-        began = max(now - duration_secs, self._since)
-        while self._compiled and self._compiled[-1][0] >= began:
+        start_time = max(now - duration_secs, self._since)
+        while self._compiled and self._compiled[-1][0] >= start_time:
             self._compiled.pop()
         if self._compiled:
-            began = max(began, self._compiled[-1][1])
-        self._compiled.append((began, now))
+            start_time = max(start_time, self._compiled[-1][1])
+        self._compiled.append((start_time, now))
 
     def _add(self, line: dict[str, Any]) -> None:
         with self._guard:

@@ -56,9 +56,9 @@ class Profile:
             return
         self._taken += 1
         if step == self.steps[-1]:
-            began = time.perf_counter()
+            start_time = time.perf_counter()
             meter.check_finite()
-            meter.parts[WAITING_FOR_DEVICES] += time.perf_counter() - began
+            meter.parts[WAITING_FOR_DEVICES] += time.perf_counter() - start_time
             with meter.paused():
                 self._end()
 
@@ -94,7 +94,7 @@ class Profile:
         return Operations(0.0, {})
 
     def _table(self, seconds: float, devices: Operations) -> Iterator[str]:
-        first, rest = self.steps[0], seconds - sum(self._parts.values())
+        first, remaining = self.steps[0], seconds - sum(self._parts.values())
         yield (
             f'profile of the steps {first} to {first + self._taken - 1} in {self._folder}, for '
             'TensorBoard and https://ui.perfetto.dev'
@@ -102,7 +102,7 @@ class Profile:
         yield self._line('a step', seconds, seconds)
         for name in (WAITING_FOR_DATA, STARTING_THE_STEP, WAITING_FOR_DEVICES):
             yield self._line(f'  {name}', self._parts[name], seconds)
-        yield self._line('  the rest: logs, evaluations, saves', rest, seconds)
+        yield self._line('  the rest: logs, evaluations, saves', remaining, seconds)
         if devices.ops:
             yield self._line('a device is busy', devices.busy, seconds)
         total = sum(devices.ops.values())

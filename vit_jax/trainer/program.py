@@ -1,4 +1,4 @@
-"""The computation of a run: a plain program, and what muP, LoRA and frozen models make of it."""
+"""Computation of a run: a plain program, and what muP, LoRA and frozen models make of it."""
 
 from __future__ import annotations
 

@@ -108,12 +108,12 @@ class Remarks:
 
 def _warmup(training: Training) -> str:
     schedule, total = training.run.optim.schedule, training.timetable.total
-    wanted = training.times.steps(schedule.warmup)
-    if (steps := schedules.fit_warmup(schedule, training.times, total)) == wanted:
+    requested = training.times.steps(schedule.warmup)
+    if (steps := schedules.fit_warmup(schedule, training.times, total)) == requested:
         return ''
     return (
-        f'the warm-up of {wanted:,} steps does not fit into {total:,} steps and takes {steps:,}: '
-        "set config.optim.schedule.warmup, such as '5%'"
+        f'the warm-up of {requested:,} steps does not fit into {total:,} steps and takes '
+        f"{steps:,}: set config.optim.schedule.warmup, such as '5%'"
     )
 
 

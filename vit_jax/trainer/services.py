@@ -1,4 +1,4 @@
-"""The services of `config.writers`, which get later what they missed while they were down."""
+"""Services of `config.writers`, which get later what they missed while they were down."""
 
 from __future__ import annotations
 

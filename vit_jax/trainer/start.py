@@ -1,4 +1,4 @@
-"""The start of a run: from its own newest checkpoint, or from its origin."""
+"""Start of a run: from its own newest checkpoint, or from its origin."""
 
 from __future__ import annotations
 

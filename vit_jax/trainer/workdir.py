@@ -1,4 +1,4 @@
-"""The folder of a run: checks before the run starts, saves, and cleaning after a failed start."""
+"""Checks of a run folder before a start, and cleanup after a failed one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def final_result(
     another length.
 
     Raises:
-      UserError: if the folder holds a run of another config, or the config of something else.
+      UserError: if the folder holds a run with a different config, or the config of something else.
     """
     if (before := stored_config(folder)) is None:
         return None
@@ -52,7 +52,8 @@ def final_result(
     if changed:
         names = ', '.join(f'config.{name}' for name in changed)
         raise UserError(
-            f'{folder} holds a run of another config ({names} differs): choose another --workdir'
+            f'{folder} holds a run with a different config ({names} differs): choose another '
+            '--workdir'
             f'{_continuation_advice(folder, changed)}'
         )
     return run_folder.read_result(folder)
@@ -141,7 +142,7 @@ def set_aside(folder: pathlib.Path) -> None:
 
 
 def check_data(training: Training, folder: pathlib.Path) -> None:
-    """Raise UserError if the folder's run was made with other data files.
+    """Raise UserError if the folder's run was made with different data files.
 
     Files of a start that saved nothing are ignored.
     """

@@ -1,4 +1,4 @@
-"""The output of a run: metrics.jsonl, `config.writers`, progress bar, curves."""
+"""Output of a run: metrics.jsonl, `config.writers`, progress bar, curves."""
 
 from __future__ import annotations
 
@@ -138,8 +138,8 @@ class Writer:
         first, self.first_interval = self.first_interval, False
         if not first or self.compiled is None:
             return max(seconds, 1e-9)
-        taken, began = step - self.compiled[0], self.compiled[1]
-        return max(time.perf_counter() - began, 1e-9) / taken if taken else None
+        taken, start_time = step - self.compiled[0], self.compiled[1]
+        return max(time.perf_counter() - start_time, 1e-9) / taken if taken else None
 
     def write(self, step: int, metrics: Mapping[str, float | str]) -> None:
         """Append one line {step, name: value, ...}, and pass its numbers to the writers.
@@ -181,8 +181,8 @@ class Writer:
             yield
         except (OSError, lock.Taken) as error:
             if not self.trouble:
-                why = getattr(error, 'strerror', None) or error
-                self.trouble = f'{name} could not be written ({why})'
+                reason = getattr(error, 'strerror', None) or error
+                self.trouble = f'{name} could not be written ({reason})'
                 self._failed()
 
     def show_train(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -183,11 +183,11 @@ class Plan(base.Plan):
         most, bounds = int(self.longest.max(initial=0)), self.buckets
         bounds = (*bounds, most) if most > bounds[-1] else bounds
         members = self._members(bounds)
-        wanted = (
+        requested = (
             max(1, min(self.batch_size // bound, len(m)))
             for bound, m in zip(bounds, members, strict=True)
         )
-        rows = tuple(-(-n // self.multiple) * self.multiple for n in wanted)
+        rows = tuple(-(-n // self.multiple) * self.multiple for n in requested)
         return BucketBatches(bounds, rows, members)
 
     def _members(self, bounds: tuple[int, ...]) -> tuple[np.ndarray, ...]:

@@ -251,8 +251,8 @@ def _pair_files(
     existing = set(listing.files_below(masks)) if masks.is_dir() else set()
     pngs = {_with_png(name): name for name in existing}  # 0.PNG is also the mask of 0.jpg
     stems = [name.rpartition('.')[0].removesuffix(suffixes[0]) for name in names]
-    wanted = [f'{stem}{suffixes[1]}.png' for stem in stems]
-    pairs = [(name, pngs.get(mask, mask)) for name, mask in zip(names, wanted, strict=True)]
+    requested = [f'{stem}{suffixes[1]}.png' for stem in stems]
+    pairs = [(name, pngs.get(mask, mask)) for name, mask in zip(names, requested, strict=True)]
     if missing := [pair for pair in pairs if pair[1] not in existing]:
         name, mask = missing[0]
         stem = mask.removesuffix('.png')

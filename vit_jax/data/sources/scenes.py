@@ -92,8 +92,8 @@ class Source:
         masks = np.zeros((MOST, *image.shape[:2]), bool)
         corners: list[tuple[int, ...]] = []
         labels: list[int] = []
-        wanted = 0 if rng.random() < EMPTY else int(rng.integers(1, MOST + 1))
-        for _ in range(wanted):
+        requested = 0 if rng.random() < EMPTY else int(rng.integers(1, MOST + 1))
+        for _ in range(requested):
             record = self._digits[int(rng.integers(len(self._digits)))]
             ink = _ink(rng, record['image'])
             y, x = (int(rng.integers(n - m + 1)) for n, m in zip(image.shape, ink.shape))  # noqa: B905

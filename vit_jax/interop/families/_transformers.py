@@ -80,8 +80,8 @@ def read(
     """
     source, config = kind.source, {**kind.defaults, **extra}
     if (model_type := config.get('model_type', kind.types[0])) not in kind.types:
-        wanted = ' or '.join(kind.types)
-        raise UserError(f'{source}: config.json describes a {model_type!r}, not a {wanted}')
+        requested = ' or '.join(kind.types)
+        raise UserError(f'{source}: config.json describes a {model_type!r}, not a {requested}')
 
     translated = {name: torch_layout.to_ours(kind.plain(name), kind.table) for name in flat}
     in_file = names.file_names(translated, source)

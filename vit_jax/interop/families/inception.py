@@ -76,9 +76,9 @@ def _table(flat: Flat) -> names.Table:
     modules = {f'Conv2d_{place}': f'conv_{place.partition("_")[0]}' for place in _STEM}
     blocks = {f'Mixed_{block}': f'mixed_{block}' for block in _BLOCKS}
     for name in flat:
-        block, _, rest = name.partition('.')
+        block, _, remaining = name.partition('.')
         if block in blocks:
-            branch = rest.partition('.')[0]
+            branch = remaining.partition('.')[0]
             modules[f'{block}.{branch}'] = f'{blocks[block]}/{branch}'
     rows = [
         (f'{theirs}.{a}', f'{ours}/{b}')

@@ -238,12 +238,12 @@ def _set_pool(imported: TrainedModel, pool: Any) -> TrainedModel:
       UserError: if the pooling is not supported, or contradicts the arrays.
     """
     our_pool, has_token = imported.model_config['pool'], 'cls_token' in imported.params
-    wanted = _POOLS.get(str(pool), (None, None))[has_token]
-    if (our_pool, wanted) == ('cls', 'patches'):  # both have the same arrays
-        return imported.with_groups(model=imported.model_config | {'pool': wanted})
+    requested = _POOLS.get(str(pool), (None, None))[has_token]
+    if (our_pool, requested) == ('cls', 'patches'):  # both have the same arrays
+        return imported.with_groups(model=imported.model_config | {'pool': requested})
     if our_pool == 'distilled' and pool in (None, 'token'):
         return imported
-    if pool is not None and wanted != our_pool:
+    if pool is not None and requested != our_pool:
         raise UserError(
             f'{_SOURCE}: global_pool {pool!r} of a model with {"a" if has_token else "no"} class '
             f'token is not supported{_reason(imported)}'

@@ -1,4 +1,4 @@
-"""The ViT of transformers' YOLOS: safetensors and config.json.
+"""ViT of transformers' YOLOS: safetensors and config.json.
 
 Its detection tokens, which come last in transformers, become registers: blocks do not depend on the
 order of tokens. The detection head is ignored.

@@ -1,4 +1,4 @@
-"""The attention kernel for long sequences, in blocks of queries.
+"""Attention kernel for long sequences, in blocks of queries.
 
 Each program of the grid (example, group of heads, block) takes a block of queries and all keys and
 values, of as many heads as fill whole registers. As the scores [block M] of a query are complete,
@@ -157,10 +157,10 @@ class _Grid:
     ) -> Any:
         """Run a kernel; `matmuls` is the number of matmuls of each head."""
         (batch, queries), options = self.rows, self._options
-        (_, of_q), *rest = self._parts
+        (_, of_q), *remaining = self._parts
         arguments = (tuple(x for x, _ in self._parts), masks, kept, grads)
         specs = (
-            (self.queries(of_q), *(self.tokens(first) for _, first in rest)),
+            (self.queries(of_q), *(self.tokens(first) for _, first in remaining)),
             self._masks(masks),
             self._kept(kept),
             tuple(self.queries() for _ in grads),

@@ -56,8 +56,8 @@ def _small(spec: Spec) -> Spec:
     """Return the layer with as many rows and windows as the check has."""
     if isinstance(spec, AttentionSpec):
         return spec._replace(shape=(ROWS, *spec.shape[1:]))
-    _, windows, *rest = spec.shape
-    return spec._replace(shape=(ROWS, min(windows, MOST_WINDOWS), *rest))
+    _, windows, *remaining = spec.shape
+    return spec._replace(shape=(ROWS, min(windows, MOST_WINDOWS), *remaining))
 
 
 def _measure(kernel: Kernel, spec: Spec, here: jax.Device, devices: int) -> str:
@@ -84,10 +84,10 @@ def _measure(kernel: Kernel, spec: Spec, here: jax.Device, devices: int) -> str:
 
 def _describe(spec: Spec) -> str:
     tokens, width = spec.shape[-2:]
-    rest = f'width {width}, {spec.num_heads} heads, {spec.dtype}'
+    remaining = f'width {width}, {spec.num_heads} heads, {spec.dtype}'
     if isinstance(spec, WindowSpec):
-        return f'windows of {tokens} tokens, {rest}'
-    return f'{tokens} queries, {spec.keys} keys, {rest}'
+        return f'windows of {tokens} tokens, {remaining}'
+    return f'{tokens} queries, {spec.keys} keys, {remaining}'
 
 
 def largest_difference(kernel: Kernel, spec: Spec) -> float:

@@ -1,4 +1,4 @@
-"""The kernels of attention behind one interface: `kernel.attend(spec, inputs)`.
+"""Kernels of attention behind one interface: `kernel.attend(spec, inputs)`.
 
 Modules of kernels are imported when one is used, since Pallas takes a second to import.
 """
