@@ -37,7 +37,7 @@ def test_words_after_two_hyphens_are_no_flags(capsys):
     ('name', 'says'),
     [
         ('v5e-7', 'no slice of v5e has 7 chips; the nearest: v5e-4 and v5e-8'),
-        ('v4-7', 'no slice of v4 has 7 cores, two a chip; the nearest: v4-2 and v4-8'),
+        ('v4-7', '7 cores, two per chip; the nearest: v4-2 and v4-8'),
     ],
 )
 def test_a_slice_that_is_not_there(name, says, repo, capsys):
