@@ -69,10 +69,10 @@ def test_extras_of_a_config(bare, config, overrides, needed):
             'tpu,s3,wandb',
         ),
         (['benchmark', '--config', DIGITS], 'tpu'),
-        (['evaluate', '--workdir=gs://a/b'], 'tpu,detection,gcs,mlflow,translate,wandb'),
+        (['evaluate', '--workdir=gs://a/b'], 'tpu,detection,gcs,mlflow,trackio,translate,wandb'),
         (
             ['sweep', 'work', 'a', '--workdir', 'gs://a/b'],
-            'tpu,detection,gcs,mlflow,postgres,sweep,translate,wandb',
+            'tpu,detection,gcs,mlflow,postgres,sweep,trackio,translate,wandb',
         ),
     ],
 )

@@ -24,11 +24,12 @@ PACKAGES = {
     'postgres': 'psycopg',
     's3': 's3fs',
     'sweep': 'optuna',
+    'trackio': 'trackio',
     'translate': 'sacrebleu',
     'wandb': 'wandb',
 }
 # Extras that a command needs only for modules that its config names.
-NAMED_BY_CONFIGS = {'detection', 'mlflow', 'translate', 'wandb'}
+NAMED_BY_CONFIGS = {'detection', 'mlflow', 'trackio', 'translate', 'wandb'}
 SCHEMES = {
     'gs': 'gcs',
     'hf': 'hub',

@@ -63,6 +63,23 @@ def fake_wandb(monkeypatch):
 
 
 @pytest.fixture
+def fake_trackio(monkeypatch):
+    """Records what Trackio is told."""
+    told = SimpleNamespace(inits=[], logs=[], finished=0)
+
+    def init(**keywords):
+        told.inits.append(keywords)
+        return SimpleNamespace(log=lambda values, step: told.logs.append((step, values)))
+
+    module = ModuleType('trackio')
+    module.init, module.Image = init, np.asarray
+    module.Table = lambda columns, data: (columns, data)
+    module.finish = lambda: setattr(told, 'finished', told.finished + 1)
+    monkeypatch.setitem(sys.modules, 'trackio', module)
+    return told
+
+
+@pytest.fixture
 def fake_mlflow(monkeypatch):
     """Records what MLflow is told."""
     told = SimpleNamespace(created=[], params={}, metrics=[], states=[], files={}, error=None)
@@ -117,6 +134,15 @@ def test_wandb_is_told_every_step_once_in_one_run(tmp_path, fake_wandb):
     assert fake_wandb.finished == 1
 
 
+def test_trackio_is_told_every_step_once_in_one_run(tmp_path, fake_trackio):
+    train(tmp_path / 'run', 'tensorboard', 'trackio')
+    assert fake_trackio.logs == [(step, {'train/loss': step / 2}) for step in range(1, 7)]
+    (name,) = {init['name'] for init in fake_trackio.inits}
+    assert name.startswith('run-') and fake_trackio.finished == 1
+    assert fake_trackio.inits[0]['config']['model'] == CONFIG['model']
+    assert {init['resume'] for init in fake_trackio.inits} == {'allow'}
+
+
 def test_mlflow_is_told_every_step_once_in_one_run(tmp_path, fake_mlflow):
     train(tmp_path / 'run', 'mlflow')
     assert fake_mlflow.metrics == [('run1', 'train/loss', s, s / 2) for s in range(1, 7)]
@@ -142,9 +168,11 @@ def show(folder, *names):
         writer.bar.stop()
 
 
-def test_wandb_gets_each_picture_and_table_once(tmp_path, fake_wandb):
-    show(tmp_path, 'wandb')
-    logs = [(step, *values.items()) for step, values in fake_wandb.logs]
+@pytest.mark.parametrize('name', ['wandb', 'trackio'])
+def test_services_get_each_picture_and_table_once(tmp_path, fake_wandb, fake_trackio, name):
+    show(tmp_path, name)
+    told = {'wandb': fake_wandb, 'trackio': fake_trackio}[name]
+    logs = [(step, *values.items()) for step, values in told.logs]
     pictures, tables = (
         [(step, value) for step, (name, value) in logs if name == f'test/{kind}']
         for kind in ('examples', 'texts')

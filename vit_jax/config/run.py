@@ -542,8 +542,8 @@ class Run(Inference):
     branch: Branch = Branch()  # the run whose whole state is continued
     lora: Lora = Lora()  # low-rank adapters, which are trained instead of the whole model
     early_stop: EarlyStop = EarlyStop()  # condition for ending the run before its total
-    # receivers of the metrics besides the run folder: `tensorboard`, `wandb`, `mlflow`, or dotted
-    # names of your own modules, see `vit_jax.writers`
+    # receivers of the metrics besides the run folder: `tensorboard`, `wandb`, `mlflow`, `trackio`,
+    # or dotted names of your own modules, see `vit_jax.writers`
     writers: tuple[str, ...] = ('tensorboard',)
 
     def __post_init__(self) -> None:
