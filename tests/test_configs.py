@@ -102,7 +102,7 @@ def any_source(monkeypatch, vocab):
         except UserError:
             return sources.select(name, split, lambda base: stand_in())
 
-    monkeypatch.setattr(vocabulary, 'load', lambda path: vocab)
+    monkeypatch.setattr(vocabulary, 'load_vocabulary', lambda path: vocab)
     monkeypatch.setitem(synthetic.SIZES, 'train', 5000)  # every one of which is read
     monkeypatch.setattr(sources, 'open_source', open_or_stand_in)
     # An ordinary name that is misspelt is a mistake in the config, not a missing data set.

@@ -267,7 +267,7 @@ def written_forms(name: str) -> list[tuple[str, str]]:
     return [
         (family, form)
         for family in modules(families.__name__)
-        for kind, form in getattr(families.find(family), 'WRITERS', {})
+        for kind, form in getattr(families.find_family(family), 'WRITERS', {})
         if kind == model
     ]
 
@@ -353,7 +353,7 @@ def test_training_from_it(name: str, repo: pathlib.Path, place: Any, photos: Any
     given += ['data.split=train', f'evals.val.split={"test" if gray else "train"}']
     config = config_lib.load(f'{repo}/experiments/vit/finetune.py:auto', given)
     with entering('train', name):
-        completed = fine_tune.complete(config)
+        completed = fine_tune.complete_config(config)
         training = build(completed.config)
         origin = find_origin(training, checkpoint=completed.checkpoint)
         kept = len(jax.tree.leaves(origin.params))

@@ -45,7 +45,7 @@ def test_every_model_and_family_has_a_test_that_compares(made):
     assert set(made.CHECKED) == set(modules(variants.PACKAGE))
     for it in made.CHECKED.values():
         assert it.within in (ROOT / it.test).read_text()
-    reading = {n for n in modules(families.__name__) if hasattr(families.find(n), 'matches')}
+    reading = {n for n in modules(families.__name__) if hasattr(families.find_family(n), 'matches')}
     assert {name for it in made.CHECKED.values() for name in it.families} == reading
 
 

@@ -138,7 +138,7 @@ def parse(monkeypatch):
             parse(rest[rest.index('--') + 1 :])
         for word in rest:
             if word.startswith('experiments/sweeps/') or (name == 'sweep' and '.py' in word):
-                space.load(word)
+                space.load_sweep(word)
 
     return parse
 

@@ -134,7 +134,7 @@ def coupled(
     gathered, batch = gather((outputs, examples.batch), split.axis_name)
 
     def total(floats: PyTree):
-        parts = loss(merge(floats, gathered), batch)
+        parts = loss(merge_floats(floats, gathered), batch)
         return weighted_loss(parts, None)
 
     by_output, metrics = jax.grad(total, has_aux=True)(inexact(gathered))
@@ -272,7 +272,7 @@ def inexact(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: x if jnp.issubdtype(x.dtype, jnp.inexact) else None, tree)
 
 
-def merge(floats: PyTree, tree: PyTree) -> PyTree:
+def merge_floats(floats: PyTree, tree: PyTree) -> PyTree:
     """`tree` with the leaves of `floats` where these are not None; the inverse of `inexact`."""
     return jax.tree.map(
         lambda x, y: y if x is None else x, floats, tree, is_leaf=lambda x: x is None

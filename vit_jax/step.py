@@ -162,7 +162,7 @@ def make_train_step(
             batch = task.augment(augment_key, batch)
 
         def forward(trained, collections, examples):
-            params = gradients.merge(trained, state.params) if optimizer.freeze else trained
+            params = gradients.merge_floats(trained, state.params) if optimizer.freeze else trained
             models = task.bind_frozen(state.frozen) if state.frozen else NO_MODELS
             apply = TrainApply(model, params, collections, keys, state.ema, state.step, models)
             with stochastic.example_positions(examples.positions):
@@ -174,7 +174,7 @@ def make_train_step(
             trained = param_groups.select_trained(state.params, optimizer.freeze)
         grads, metrics, collections = differentiate(forward, trained, state, examples)
         if optimizer.freeze:  # the optimizer takes a gradient of every parameter
-            grads = gradients.merge(grads, jax.tree.map(jnp.zeros_like, state.params))
+            grads = gradients.merge_floats(grads, jax.tree.map(jnp.zeros_like, state.params))
         updates, opt_state = optimizer.tx.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         norms = {'grad_norm': grads, 'update_norm': updates, 'param_norm': params}
@@ -201,7 +201,7 @@ def make_gradient(task: Task, step: Step, times: Durations | None, layout: Any) 
     if step.sam.rho:
         from vit_jax.optim import sharpness  # here, as few runs need two gradients
 
-        sharpen = sharpness.make(step.sam, step.sam_schedule, times)
+        sharpen = sharpness.make_sharpness_aware(step.sam, step.sam_schedule, times)
 
     def differentiate(
         forward: gradients.Forward, params: PyTree, state: TrainState, examples: gradients.Examples

@@ -146,7 +146,8 @@ CHECKED = {
 def models() -> Iterator[list[str]]:
     """A row for each model."""
     yield ['model', 'description', 'read by', 'written for', 'reference']
-    writers = [getattr(families.find(name), 'WRITERS', {}) for name in modules(families.__name__)]
+    all_families = map(families.find_family, modules(families.__name__))
+    writers = [getattr(family, 'WRITERS', {}) for family in all_families]
     for named in _catalog.list_modules(variants.PACKAGE):
         forms = sorted({form for known in writers for name, form in known if name == named.name})
         it = CHECKED[named.name]

@@ -154,7 +154,7 @@ def jax_training(model, args, task=None, batch=None) -> tuple:
     batch = layout.put_batch(batch)
     abstract = jax.eval_shape(lambda: step.init_variables(model, task, batch, 0))
     adamw = Optim(name='adamw', lr=LR, weight_decay=WEIGHT_DECAY)
-    tx, _ = optim.make(abstract['params'], adamw, Durations(1, 1, 1))
+    tx, _ = optim.make_optimizer(abstract['params'], adamw, Durations(1, 1, 1))
 
     def init():
         return step.init_state(step.init_variables(model, task, batch, 0), tx, 0, ema=False)

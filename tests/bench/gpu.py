@@ -307,7 +307,7 @@ def measure_jax(name, step, args):
 
     def tx(params):
         adamw = Optim(name='adamw', lr=LR, weight_decay=WEIGHT_DECAY, clip_norm=CLIP_NORM)
-        return optim.make(params, adamw, Durations(1, 1, 1))[0]
+        return optim.make_optimizer(params, adamw, Durations(1, 1, 1))[0]
 
     if step == 'forward':
         timing = benchmark.time_forward(model, task, layout, spec, **sizes)

@@ -83,7 +83,7 @@ def find(recipe: str, name: str, parts: int = 1) -> Found:
       name: of a topology.
       parts: the number of microbatches to begin with, a power of two.
     """
-    target = topology.parse(name)
+    target = topology.parse_topology(name)
     with tempfile.TemporaryDirectory() as folder:
         config = config_of(recipe, folder)
         text = bool(config.data.get('buckets'))
@@ -160,7 +160,7 @@ def main(words: list[str]) -> None:
     cards = [word for word in words[:1] if word.partition(':')[0] in topology.GPUS]
     (name,) = cards or [TOPOLOGY]
     words = words[len(cards) :]
-    topology.require_compiler(topology.parse(name if ':' in name else f'{name}:1'))
+    topology.require_compiler(topology.parse_topology(name if ':' in name else f'{name}:1'))
     recipes = [r for r, _ in RECIPES if not words or any(word in r for word in words)]
     failed = (print_rows if ':' in name else write_rows)(name, recipes)
     if failed:

@@ -78,7 +78,7 @@ def train_steps(args) -> dict[str, Callable[[], None]]:
     one = random_batch(args.lengths[0], args.lengths[0])
     abstract = jax.eval_shape(lambda: step.init_variables(model, task, one, 0))
     constant = dataclasses.replace(load.to_run(config).optim, schedule=Schedule())
-    tx, _ = optim.make(abstract['params'], constant, Durations(1, 1, 1))
+    tx, _ = optim.make_optimizer(abstract['params'], constant, Durations(1, 1, 1))
 
     def init():
         return step.init_state(step.init_variables(model, task, one, 0), tx, 0, ema=False)

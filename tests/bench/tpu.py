@@ -89,13 +89,13 @@ def step_row(overrides: str, cycles: bool) -> list[str]:
     given = [f'batch_size={BATCH}', *overrides.split()]
     config = load.override(load.load(CONFIG), given)
     (report, *_), _ = preflight.preflight(
-        config, topology.parse(SLICE), ahead_of_time.PROGRAM, cycles=cycles
+        config, topology.parse_topology(SLICE), ahead_of_time.PROGRAM, cycles=cycles
     )
     if not report.fits:
         sizes = f'{report.needed / 2**30:.1f} of {report.usable / 2**30:.1f}: does not fit'
         return [step_name(overrides), sizes, '', '', '', '', '']
     sizes = [report.needed, report.memory[preflight.TEMPORARIES]]
-    estimate = report.estimate and report.estimate * topology.parse(SLICE).chip.clock
+    estimate = report.estimate and report.estimate * topology.parse_topology(SLICE).chip.clock
     return [
         step_name(overrides),
         *(f'{size / 2**30:.1f}' for size in sizes),

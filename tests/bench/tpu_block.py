@@ -122,7 +122,7 @@ def cost(step: Step, cycles: bool = False) -> Cost:
         dump = folder if cycles and step.attention == 'pallas' else ''
         compiled = compiler.compiled(step.slice, cycles, dump=dump, **dataclasses.asdict(step))
         in_kernels = _kernel_cycles(step, pathlib.Path(folder)) if dump else None
-    module = hlo.parse(compiled.module)
+    module = hlo.parse_module(compiled.module)
     found = roofline.operations(module)
     return Cost(
         roofline.bound(found, step.slice.chip),

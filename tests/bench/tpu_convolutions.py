@@ -30,11 +30,11 @@ MOVES = {'copy', 'transpose', 'reshape', *roofline.FREE}
 
 
 def main(batch: str, name: str = 'v5e:1x1') -> None:
-    slice_ = topology.parse(name)
+    slice_ = topology.parse_topology(name)
     text = compiler.compiled(slice_, batch=int(batch), name=name).module
     for direction, layouts in layouts_of(text).items():
         print(f'{direction}, input -> output: {dict(layouts.most_common())}')
-    module = hlo.parse(text)
+    module = hlo.parse_module(text)
     found = collections.defaultdict(list)
     for instruction in module.entry:
         if instruction.opcode not in roofline.FREE and not instruction.opcode.endswith('-done'):
@@ -65,7 +65,7 @@ def lower(batch: int, name: str):
         out, pull = jax.vjp(lambda params: model.apply(params, images)['logits'], params)
         return out, pull(grad.astype(out.dtype))
 
-    args = compiler.placed(topology.parse(name), (params, images, grad))
+    args = compiler.placed(topology.parse_topology(name), (params, images, grad))
     return jax.jit(train_step).lower(*args)
 
 

@@ -21,9 +21,9 @@ LENGTH, PIECES = 64, 37_000
 
 
 def main(search: str, batch: str, name: str = 'v5e:1x1', size: str = 'base') -> None:
-    slice_ = topology.parse(name)
+    slice_ = topology.parse_topology(name)
     compiled = compiler.compiled(slice_, search=search, batch=int(batch), name=name, size=size)
-    module = hlo.parse(compiled.module)
+    module = hlo.parse_module(compiled.module)
     loops = [i for c in module.computations.values() for i in c if i.opcode == 'while']
     loop = max(loops, key=lambda i: len(i.arrays))
     body = module.computations[loop.called[0]]
@@ -50,7 +50,7 @@ def lower(search: str, batch: int, name: str, size: str):
 
         return task.predict(apply, {'source': source})
 
-    args = compiler.placed(topology.parse(name), (variables, tokens))
+    args = compiler.placed(topology.parse_topology(name), (variables, tokens))
     return jax.jit(eval_step).lower(*args)
 
 

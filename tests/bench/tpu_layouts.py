@@ -37,7 +37,9 @@ def row(size: str, layout: str) -> list[str]:
     """The cells of a size in a layout."""
     words = [f'batch_size={BATCH_SIZE}', *layout.split()]
     config = load.load(f'{pages.ROOT / RECIPE}:{size},300ep,fast', words)
-    (report, *_), run = preflight.preflight(config, topology.parse(SLICE), ahead_of_time.PROGRAM)
+    (report, *_), run = preflight.preflight(
+        config, topology.parse_topology(SLICE), ahead_of_time.PROGRAM
+    )
     keys = ', '.join(f'`{word}`' for word in layout.split()) or 'as it is'
     return [size, f'{report.parameters / 1e6:,.0f} M', keys, *tpu_recipes.needs(report, run)]
 

@@ -34,7 +34,7 @@ def row(name: str) -> list[str]:
     words = [f'batch_size={PIXELS[pixels]}', SIZES[size]]
     config = load.load(f'{pages.ROOT / RECIPE}:{size},300ep,fast', words)
     (report, *_), run = preflight.preflight(
-        config, topology.parse(SLICE), ahead_of_time.PROGRAM, image_size=pixels
+        config, topology.parse_topology(SLICE), ahead_of_time.PROGRAM, image_size=pixels
     )
     cells = [name, f'{(pixels // 16) ** 2:,}', str(PIXELS[pixels]), f'`{SIZES[size]}`']
     return [*cells, *tpu_recipes.needs(report, run)]

@@ -88,7 +88,7 @@ def row(recipe: str, slice_: str) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         config = config_of(recipe, folder)
         (report, *_), run = preflight.preflight(
-            config, topology.parse(slice_), ahead_of_time.PROGRAM
+            config, topology.parse_topology(slice_), ahead_of_time.PROGRAM
         )
     rows = f'{config.batch_size:,}' + (' tokens' if config.data.get('buckets') else '')
     hours = f'{run.chip_hours:,.0f}' if report.fits else ''

@@ -32,7 +32,9 @@ def rows(recipe: str, slices: str) -> list[list[str]]:
     """A row for each speed of the network."""
     name, *overrides = recipe.split(' --config.')
     config = load.load(str(pages.ROOT / 'experiments' / name), overrides)
-    (report,), _ = preflight.preflight(config, topology.parse(slices), ahead_of_time.PROGRAM)
+    (report,), _ = preflight.preflight(
+        config, topology.parse_topology(slices), ahead_of_time.PROGRAM
+    )
     crossing = report.crossing
     assert crossing is not None
     first = [f'`{recipe}`', slices, f'{config.batch_size:,}', f'{crossing.host_bytes / 1e6:.1f}']

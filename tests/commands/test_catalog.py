@@ -31,7 +31,7 @@ def test_every_module_that_is_listed_can_be_named(room, attribute):
 
 def test_every_function_that_is_listed_can_be_named():
     for entry in _catalog.transforms():
-        assert registry.find(entry.name) and entry.line and entry.arguments.startswith('(')
+        assert registry.find_function(entry.name) and entry.line and entry.arguments.startswith('(')
     for entry in _catalog.optimizers():
         assert make.factory(entry.name) and entry.line
     for entry in _catalog.schedules():

@@ -273,7 +273,7 @@ def test_asynchronous_copies_do_not_count():
         roofline.Operation('mlp', 'fusion', 197 * 10**9, 8, 1),
         roofline.Operation('mlp', 'copy-start', 0, 819 * 10**7, 1, asynchronous=True),
     ]
-    costs = preflight.costs_of(parts, topology.parse('v5e:2x2'))
+    costs = preflight.costs_of(parts, topology.parse_topology('v5e:2x2'))
     assert [cost.path for cost in costs] == ['mlp', 'tail', preflight.ASYNC_COPIES]
     assert [cost.seconds for cost in costs] == pytest.approx([1e-3, 0, 1e-2])
 
@@ -316,7 +316,7 @@ def test_a_data_rate_that_cannot_be_is_one_line(fake_compiler, flags, message):
 
 def test_hosts_of_a_slice():
     hosts = {'v5litepod-8': 1, 'v5litepod-16': 4, 'v6e-8': 1, 'v4-8': 1, 'v4-32': 4, 'v5e:1x1': 1}
-    assert {name: topology.parse(name).hosts for name in hosts} == hosts
+    assert {name: topology.parse_topology(name).hosts for name in hosts} == hosts
 
 
 def test_a_picture_of_it(fake_compiler, tmp_path, capsys):
@@ -403,7 +403,9 @@ def test_both_messages_of_the_compiler_say_how_much_memory_there_is(message, nee
 )
 def test_a_step_is_compiled_for_tpus(slice_, override):
     config = load.load(DIGITS, [override, 'parallel.min_split_size=64'])
-    (report,), planned = preflight.preflight(config, topology.parse(slice_), ahead_of_time.PROGRAM)
+    (report,), planned = preflight.preflight(
+        config, topology.parse_topology(slice_), ahead_of_time.PROGRAM
+    )
     assert report.fits
     assert planned.steps == 20
     # First layers have no gradient of their inputs, and XLA leaves out what is not used.
@@ -427,7 +429,7 @@ def test_a_step_is_compiled_for_gpus():
     overrides = ['model.dtype=bfloat16', 'parallel.fsdp=2', 'parallel.min_split_size=64']
     config = load.load(DIGITS, overrides)
     (report,), planned = preflight.preflight(
-        config, topology.parse('2xh100:2'), ahead_of_time.PROGRAM
+        config, topology.parse_topology('2xh100:2'), ahead_of_time.PROGRAM
     )
     assert report.fits and not report.rematerialized
     assert (planned.steps, planned.chips) == (20, 4)
@@ -449,7 +451,7 @@ def test_on_gpus_196_tokens_need_no_copies_to_200(attention, tokens):
     config = load.load('experiments/vit/imagenet2012.py:fast', overrides)
     request = {'config': config.to_dict(), 'topology': 'h100:1', 'step': 'train', 'kind': -1}
     request |= {'examples': None, 'image_size': None}
-    module = hlo.parse(compile_for.compile_step(request, ahead_of_time.PROGRAM).module)
+    module = hlo.parse_module(compile_for.compile_step(request, ahead_of_time.PROGRAM).module)
     copies = [op for computation in module.computations.values() for op in computation]
     sides = {side for op in copies for array in op.arrays for side in array.shape}
     assert {side for side in sides if 196 <= side < 224} == tokens
@@ -475,7 +477,7 @@ def test_jax_asks_for_the_version_of_cudnn_before_it_lowers_attention():
 def test_what_is_wrong_in_the_other_process_is_told_here():
     config = load.load(DIGITS, ['parallel.fsdp=3'])
     with pytest.raises(UserError, match='must divide the 4 devices'):
-        preflight.preflight(config, topology.parse('v5e:2x2'), ahead_of_time.PROGRAM)
+        preflight.preflight(config, topology.parse_topology('v5e:2x2'), ahead_of_time.PROGRAM)
 
 
 TPU_PAGE, RECIPES_PAGE = (

@@ -48,7 +48,7 @@ def command(translating_run, capsys):
 
 def translate_single(run, line, search):
     """[(text, score)] of one sentence, without padding and outside of any batch."""
-    vocab = vocabulary.load(run.path / 'vocab.model')
+    vocab = vocabulary.load_vocabulary(run.path / 'vocab.model')
     source = np.append(vocab.encode(line.lower()), 2)[None]
 
     @jax.jit
@@ -113,7 +113,7 @@ def test_json(run, command):
     assert 'Männer' in out
     assert (first['line'], first['source']) == (1, 'Männer spielen.')
     (records,) = first['translations']
-    vocab = vocabulary.load(run.path / 'vocab.model')
+    vocab = vocabulary.load_vocabulary(run.path / 'vocab.model')
     assert vocab.decode(records['tokens']) == records['text']
     assert records['score'] < 0
     assert second == {'line': 2, 'source': '', 'translations': []}
@@ -139,7 +139,7 @@ def test_long_lines_are_cut_with_a_warning(run, command):
     code, out, err = command('A dog runs.', LONG, '--greedy')
     assert code == 0
     assert out.count('\n') == 2
-    vocab = vocabulary.load(run.path / 'vocab.model')
+    vocab = vocabulary.load_vocabulary(run.path / 'vocab.model')
     cut = vocab.decode(vocab.encode(LONG.lower())[15:])
     assert cut
     assert says(err, 'line 2', '15 tokens', repr(cut))

@@ -22,7 +22,7 @@ def text(tmp_path):
 def test_both_sides_share_the_vocabulary(tmp_path, text, capsys, kind):
     path = tmp_path / 'v.model'
     assert main(['vocab', text, '--size', '40', '--kind', kind, '--output', str(path)]) == 0
-    vocab, source = vocabulary.load(path), open_source(text, 'train')
+    vocab, source = vocabulary.load_vocabulary(path), open_source(text, 'train')
     assert len(vocab) == 40
     lengths = []
     for i in range(len(source)):
@@ -42,14 +42,14 @@ def test_a_field_of_records_with_images(tmp_path, capsys):
     assert "'captoin', only image, label, caption" in capsys.readouterr().err
     assert main(['vocab', *words, '--field', 'caption']) == 0
     assert '24 pieces from 256 sentences' in capsys.readouterr().out
-    vocab = vocabulary.load(path)
+    vocab = vocabulary.load_vocabulary(path)
     assert vocab.decode(vocab.encode('a white cross')) == 'a white cross'
 
 
 def test_lower_case(tmp_path, text):
     path = tmp_path / 'v.model'
     main(['vocab', text, '--size', '40', '--lower', '--output', str(path)])
-    pieces = vocabulary.load(path).pieces(range(4, 40))
+    pieces = vocabulary.load_vocabulary(path).pieces(range(4, 40))
     assert all(piece == piece.lower() for piece in pieces)
 
 
@@ -85,5 +85,5 @@ def test_punctuation_of_chinese_stays(tmp_path, words, expected):
     pairs.write_text('a dog\t狗，跑过草地。\n' * 20, encoding='utf-8')
     options = ['--field', 'target', '--size', '12', *words, '--out', str(path)]
     assert main(['vocab', f'text:{pairs}', *options]) == 0
-    vocab = vocabulary.load(path)
+    vocab = vocabulary.load_vocabulary(path)
     assert vocab.decode(vocab.encode('狗，跑过草地。')) == expected

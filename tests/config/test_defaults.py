@@ -28,7 +28,7 @@ def test_sections_are_complete(config: ConfigDict) -> None:
     assert run.model.options['width'] == config.model.width
     assert run.evals['test'].split == 'test'
     assert load.section(config, Init) == run.init
-    assert schema.make(Run, schema.to_group(run), 'config') == run
+    assert schema.make_section(Run, schema.to_group(run), 'config') == run
 
 
 def test_an_evaluation_has_the_vocabulary_of_training_unless_it_names_another(
@@ -47,30 +47,30 @@ def info(num_classes: int = 0, vocab_size: int = 0) -> SourceInfo:
 
 
 def test_classes_come_from_the_data(config: ConfigDict) -> None:
-    complete = defaults.complete(config, info(num_classes=10))
+    complete = defaults.fill_sizes(config, info(num_classes=10))
     assert complete.model.num_classes == 10
     assert config.model.num_classes is None
-    assert defaults.complete(complete, info(num_classes=9)).to_dict() == complete.to_dict()
+    assert defaults.fill_sizes(complete, info(num_classes=9)).to_dict() == complete.to_dict()
     with pytest.raises(UserError, match='11 classes'):
-        defaults.complete(complete, info(num_classes=11))
+        defaults.fill_sizes(complete, info(num_classes=11))
 
 
 def test_the_vocabulary_fills_the_size_of_the_model(config: ConfigDict) -> None:
-    assert 'vocab_size' not in defaults.complete(config, info(10, vocab_size=8000)).model
+    assert 'vocab_size' not in defaults.fill_sizes(config, info(10, vocab_size=8000)).model
     with config.unlocked():
         config.model.vocab_size = None
-    assert defaults.complete(config, info()).model.vocab_size is None
-    complete = defaults.complete(config, info(vocab_size=8000))
+    assert defaults.fill_sizes(config, info()).model.vocab_size is None
+    complete = defaults.fill_sizes(config, info(vocab_size=8000))
     assert complete.model.vocab_size == 8000
     with pytest.raises(UserError, match=r'vocab_size=8000: .* has 8001 ids'):
-        defaults.complete(complete, info(vocab_size=8001))
+        defaults.fill_sizes(complete, info(vocab_size=8001))
 
 
 @pytest.mark.parametrize(
     'changed',
     [
         lambda config: load.override(config, ['optim.lr=1.0', 'init.from=a', 'seed=7']),
-        lambda config: defaults.complete(config, info(num_classes=10)),
+        lambda config: defaults.fill_sizes(config, info(num_classes=10)),
     ],
 )
 def test_the_config_that_is_given_stays_as_it_is(

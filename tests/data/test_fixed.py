@@ -590,7 +590,7 @@ def test_imports_are_light():
         'import sys, vit_jax.data.dataset, vit_jax.data.sources; '
         'from vit_jax.data.transforms import parse_transforms, registry; '
         "parse_transforms('pad_and_crop(1)|flip'); print(*sys.modules); "
-        '[*map(registry.find, registry.modules())]; print(*sys.modules)'
+        '[*map(registry.find_function, registry.modules())]; print(*sys.modules)'
     )
     done = subprocess.run(
         [sys.executable, '-c', program], capture_output=True, text=True, env=os.environ

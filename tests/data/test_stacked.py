@@ -9,7 +9,7 @@ import pytest
 from vit_jax.data import dataset, stacked
 from vit_jax.data.batches import Process
 from vit_jax.data.dataset import Loader
-from vit_jax.data.plans import make
+from vit_jax.data.plans import make_plan
 from vit_jax.data.plans.base import Examples
 from vit_jax.data.records import BrokenRecord, SourceInfo, example_rng
 from vit_jax.data.splits import Subset
@@ -66,7 +66,7 @@ def kept(transforms, **options):
 def test_batches_do_not_show_how_they_are_made(transforms, monkeypatch):
     examples = kept(transforms)
     assert examples.stacked is not None
-    plan = make('fixed', examples, batch_size=8, seed=3, multiple=4)
+    plan = make_plan('fixed', examples, batch_size=8, seed=3, multiple=4)
     loaders = [Loader(plan, Process()), Loader(plan, Process((1,), 2))]
 
     def batches():
@@ -112,7 +112,7 @@ def test_numbers_that_take_more_bits_are_drawn_one_by_one(monkeypatch):
 
 
 def test_a_process_may_have_only_padding():
-    plan = make('fixed', kept('pad_and_crop(2)|flip'), batch_size=22, multiple=2)
+    plan = make_plan('fixed', kept('pad_and_crop(2)|flip'), batch_size=22, multiple=2)
     batch = Loader(plan, Process((1,), 2)).eval_batch(1)  # one example, of the other process
     assert len(batch['mask']) == 11 and not any(array.any() for array in batch.values())
 
@@ -120,7 +120,7 @@ def test_a_process_may_have_only_padding():
 def test_a_batch_does_not_change_the_examples():
     examples = kept('pad_and_crop(2)|flip')
     before = {name: array.copy() for name, array in examples.stacked.arrays.items()}
-    batch = Loader(make('fixed', examples, batch_size=8), Process()).train_batch(0)
+    batch = Loader(make_plan('fixed', examples, batch_size=8), Process()).train_batch(0)
     batch['image'][:] = 0
     for name, array in before.items():
         np.testing.assert_array_equal(examples.stacked.arrays[name], array)
@@ -143,7 +143,7 @@ def test_an_odd_example_is_left_to_those_who_name_it(odd):
 
 
 def test_the_name_of_an_odd_example_is_given():
-    plan = make('fixed', kept('flip', odd={'number': 2**40}), batch_size=SIZE)
+    plan = make_plan('fixed', kept('flip', odd={'number': 2**40}), batch_size=SIZE)
     with pytest.raises(UserError, match="number 5: 'number' has the number 1099511627776"):
         Loader(plan, Process()).train_batch(0)
 
@@ -159,7 +159,7 @@ def test_only_moves_known_by_array_and_images_that_move_alone_are_stacked(monkey
 def test_a_cache_that_is_not_full_is_read():
     source = Subset('numbered train', [(Source(), np.arange(SIZE))])
     examples = Examples(source, parse_transforms(''), cache=True)
-    loader = Loader(make('fixed', examples, batch_size=8), Process())
+    loader = Loader(make_plan('fixed', examples, batch_size=8), Process())
     first = loader.train_batch(0)
     assert examples.stacked is None
     np.testing.assert_array_equal(loader.train_batch(0)['image'], first['image'])
@@ -173,7 +173,7 @@ def readers():
 def test_small_batches_are_made_without_threads_once_all_examples_are_kept(small, monkeypatch):
     monkeypatch.setattr(dataset, 'SMALL', 8 * 200 if small else 8)
     source = Subset('numbered train', [(Source(), np.arange(SIZE))])
-    plan = make('fixed', Examples(source, parse_transforms('flip'), cache=True), batch_size=8)
+    plan = make_plan('fixed', Examples(source, parse_transforms('flip'), cache=True), batch_size=8)
     before, alone = len(readers()), Loader(plan, Process())
     with contextlib.closing(dataset.Dataset(plan).train_batches(2)) as batches:
         for k in range(2, 14):

@@ -161,11 +161,11 @@ def test_versions_and_configs(data_dir):
 
 
 def test_newest_version_is_by_number(data_dir):
-    from vit_jax.data.sources.tfds import find
+    from vit_jax.data.sources.tfds import find_prepared
 
     for version in ('1.9.0', '1.10.0'):
         write(data_dir, 'pets', version=version)
-    assert find('pets').name == '1.10.0'
+    assert find_prepared('pets').name == '1.10.0'
 
 
 def test_nothing_prepared(data_dir):

@@ -393,8 +393,8 @@ def test_plain_names_are_the_marked_functions_of_the_package():
     assert set(modules) >= {*EXAMPLES, 'lower', 'pad_objects', 'swap', 'tokenize'}
     assert not {'transform', 'find', 'parse_transforms', 'to_pillow'} & set(modules)
     for name, module in modules.items():
-        factory = registry.find(name)
-        assert registry.find(f'{module}.{name}') is factory
+        factory = registry.find_function(name)
+        assert registry.find_function(f'{module}.{name}') is factory
         assert factory.__doc__
     for info in pkgutil.iter_modules(importlib.import_module(registry.PACKAGE).__path__):
         module = importlib.import_module(f'{registry.PACKAGE}.{info.name}')

@@ -72,16 +72,16 @@ def test_a_vocabulary_goes_to_other_processes(vocab):
 def test_a_file(vocab, tmp_path):
     path = tmp_path / 'v.model'
     path.write_bytes(vocab.model)
-    assert vocabulary.load(path) == vocab
+    assert vocabulary.load_vocabulary(path) == vocab
 
 
 def test_files_that_are_none(tmp_path):
     with pytest.raises(UserError, match=r'no\.model.*No .* vit_jax vocab'):
-        vocabulary.load(tmp_path / 'no.model')
+        vocabulary.load_vocabulary(tmp_path / 'no.model')
     path = tmp_path / 'text.model'
     path.write_text('hello')
     with pytest.raises(UserError, match=r'text\.model.*not a SentencePiece model'):
-        vocabulary.load(path)
+        vocabulary.load_vocabulary(path)
 
 
 def test_other_special_ids_are_refused_for_pairs(tmp_path):
@@ -90,7 +90,7 @@ def test_other_special_ids_are_refused_for_pairs(tmp_path):
     sentencepiece.SentencePieceTrainer.train(
         input=str(text), model_prefix=str(tmp_path / 'default'), vocab_size=50, minloglevel=2
     )
-    vocab = vocabulary.load(tmp_path / 'default.model')
+    vocab = vocabulary.load_vocabulary(tmp_path / 'default.model')
     with pytest.raises(UserError, match='has pad -1, bos 1, eos 2, unk 0 instead of pad 0'):
         parse_transforms('tokenize', vocab)
     (step,) = parse_transforms("tokenize('caption', 50, pad=2)", vocab).steps

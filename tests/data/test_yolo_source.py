@@ -106,4 +106,4 @@ def test_own_boxes_name_the_key_that_is_wrong(coco, tmp_path, capsys):
         config.data.update(source=f'yolo:{tmp_path}/none', split=None)
         config.evals.val.split = None
     with pytest.raises(UserError, match=r'config\.data\.source'):
-        fine_tune.complete(load.edit(config, []))
+        fine_tune.complete_config(load.edit(config, []))

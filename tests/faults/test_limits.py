@@ -101,7 +101,7 @@ def test_a_pattern_that_never_ends(tmp_path):
     pattern = tokenizers.Regex('(?:a|a|aa)*$')
     made.pre_tokenizer = tokenizers.pre_tokenizers.Split(pattern, 'isolated')
     made.save(str(tmp_path / 'tokenizer.json'))
-    vocab = vocabulary.load(tmp_path / 'tokenizer.json')
+    vocab = vocabulary.load_vocabulary(tmp_path / 'tokenizer.json')
     with pytest.raises(UserError, match=r'by its tokenizer\.json: cannot be read'):
         vocab.encode('a' * 60 + 'b')
 

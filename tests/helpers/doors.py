@@ -177,7 +177,7 @@ def rows() -> tuple[Row, ...]:
     """All runs, one row for each key of WRITERS, and the families that write none."""
     found = [Row(name) for name in (*RUNS, *TRAINED)]
     for family in modules(families.__name__):
-        for model, form in getattr(families.find(family), 'WRITERS', {}):
+        for model, form in getattr(families.find_family(family), 'WRITERS', {}):
             key = f'{model} {form}' if f'{model} {form}' in MODELS else model
             found.append(Row(f'{family} {model} {form}', family, key, form))
     found += [Row(name, name.partition(' ')[0], name, form) for name, (_, form) in OTHERS.items()]

@@ -32,7 +32,7 @@ def open_as_dataset(
     **options,
 ):
     """A data set of these examples by a plan and its options."""
-    made = plans.make(
+    made = plans.make_plan(
         plan,
         Examples(source, transforms, cache),
         batch_size=batch_size,

@@ -7,7 +7,7 @@ from vit_jax.optim import make, schedules
 
 def section(cls, **keys):
     """A section, whose groups are dicts."""
-    return schema.make(cls, keys, f'config.{cls.__name__.lower()}')
+    return schema.make_section(cls, keys, f'config.{cls.__name__.lower()}')
 
 
 def times(total, epoch_size=1):
@@ -17,9 +17,9 @@ def times(total, epoch_size=1):
 
 def optimizer(params, total, layers=(), factors=None, **keys):
     """The transformation and the learning rate of an optimizer section."""
-    return make.make(params, section(Optim, **keys), times(total), layers, factors)
+    return make.make_optimizer(params, section(Optim, **keys), times(total), layers, factors)
 
 
 def schedule(peak, total, **keys):
     """The function of a schedule section."""
-    return schedules.make(section(Schedule, **keys), peak, times(total))
+    return schedules.make_schedule(section(Schedule, **keys), peak, times(total))

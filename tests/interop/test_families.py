@@ -75,7 +75,7 @@ def test_every_module_of_the_folder_is_a_family():
     }
     assert known <= set(modules(families.__name__))
     for name in modules(families.__name__):
-        family = families.find(name)
+        family = families.find_family(name)
         assert callable(family.matches) and callable(family.read)
 
 
@@ -84,7 +84,7 @@ def written_forms():
     return [
         (*key, name)
         for name in modules(families.__name__)
-        for key in getattr(families.find(name), 'WRITERS', {})
+        for key in getattr(families.find_family(name), 'WRITERS', {})
     ]
 
 
@@ -124,7 +124,7 @@ DINOV2 = [EMBEDDING, f'{BLOCK}.norm1.weight', f'{BLOCK}.layer_scale1.lambda1']
 )
 def test_exactly_one_family_knows_each_form(flat, family):
     arrays = dict.fromkeys(flat, np.ones(1))
-    found = [n for n in modules(families.__name__) if families.find(n).matches(arrays)]
+    found = [n for n in modules(families.__name__) if families.find_family(n).matches(arrays)]
     assert found == [family]
     assert families.reader(arrays).__name__.endswith(f'.{family}')
 
@@ -208,7 +208,7 @@ def test_what_a_file_cannot_say_is_told(tmp_path):
 def test_the_family_of_a_type_of_transformers_reads_it_without_the_others(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    family = families.find(families.BY_TYPE[kind])
+    family = families.find_family(families.BY_TYPE[kind])
     monkeypatch.setattr(family, 'matches', lambda flat: 'weight' in flat)
     assert families.reader({'weight': np.ones(1)}, kind=kind) is family
     with pytest.raises(UserError, match='no checkpoint family matches'):

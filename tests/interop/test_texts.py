@@ -129,7 +129,7 @@ def test_transformers_encodes_by_what_is_written(kind, tmp_path):
 
 def test_a_tokenizer_s_file_is_a_vocabulary(tmp_path):
     tokenizer_json(tmp_path)
-    vocab = vocabulary.load(tmp_path / 'tokenizer.json')
+    vocab = vocabulary.load_vocabulary(tmp_path / 'tokenizer.json')
     ids = vocab.encode('two small dogs')
     assert vocab.special == (0, -1, 1, 3)
     assert vocab.decode([*ids, 1, 0]) == 'two small dogs'
@@ -141,12 +141,12 @@ def test_files_that_are_no_tokenizer(tmp_path):
     file = tmp_path / 'tokenizer.json'
     file.write_text('{"model": 3}')
     with pytest.raises(UserError, match=r'tokenizer\.json.*not a tokenizer\.json'):
-        vocabulary.load(file)
+        vocabulary.load_vocabulary(file)
     tokenizer_json(tmp_path)
     said = json.loads(file.read_text())
     file.write_text(json.dumps(said | {'post_processor': None}))
     with pytest.raises(UserError, match=r'tokenizer\.json.* id'):
-        vocabulary.load(file)
+        vocabulary.load_vocabulary(file)
 
 
 @pytest.mark.parity

@@ -15,7 +15,7 @@ def merge(masks, labels=None, things=None, scores=None, **options):
     labels = np.arange(count) if labels is None else np.array(labels)
     things = np.ones(count, bool) if things is None else np.array(things, bool)
     scores = np.full(count, SURE) if scores is None else np.array(scores)
-    return panoptic.merge(scores, labels, things, np.array(masks, np.float64), **options)
+    return panoptic.merge_segments(scores, labels, things, np.array(masks, np.float64), **options)
 
 
 def bands(*levels, side=6):

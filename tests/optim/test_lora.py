@@ -30,7 +30,7 @@ def made(options, **fields):
     """A model, its adapters, and random parameters with them."""
     model = vit.Model(**FIELDS | fields)
     shapes = jax.eval_shape(model.init, jax.random.key(0), IMAGES)['params']
-    adapters, shapes = lora.make(section(Lora, **options), model, shapes)
+    adapters, shapes = lora.make_adapters(section(Lora, **options), model, shapes)
     return model, adapters, drawn(shapes)
 
 
@@ -54,7 +54,9 @@ def test_a_merged_kernel_is_the_sum_of_the_paper(scan):
     )
     blocks = params['encoder']['blocks' if scan else 'block_1']
     module = jax.tree.map(lambda x: x[1] if scan else x, blocks)['attention']
-    found = lora.merge(params, 3.0)['encoder']['blocks' if scan else 'block_1']['attention']
+    found = lora.merge_adapters(params, 3.0)['encoder']['blocks' if scan else 'block_1'][
+        'attention'
+    ]
     qkv, out = (
         found[name]['kernel'][1] if scan else found[name]['kernel'] for name in ('qkv', 'out')
     )
@@ -143,7 +145,7 @@ def test_a_mistake_is_named(options, message):
     model = vit.Model(**FIELDS)
     shapes = {'block_0': {'mlp': {'fc1': {'kernel': jax.ShapeDtypeStruct((16, 24), jnp.float32)}}}}
     with pytest.raises(UserError, match=message):
-        lora.make(section(Lora, **options), model, shapes)
+        lora.make_adapters(section(Lora, **options), model, shapes)
 
 
 @pytest.mark.parametrize(

@@ -365,7 +365,7 @@ def test_parameters_stay_below_their_largest_value(freeze):
     usual, _ = make(params, name='adam', lr=1.0, freeze=freeze)
     bounds = (('cls_token', 0.5), ('bias$', 0.25))
     adam = Optim(name='adam', lr=1.0, freeze=freeze)
-    tx, _ = optim.make(params, adam, times(100), largest=bounds)
+    tx, _ = optim.make_optimizer(params, adam, times(100), largest=bounds)
     state = tx.init(params)
     assert jax.tree.structure(state) == jax.tree.structure(usual.init(params))
     grads = jax.tree.map(lambda x: gradients(x, 0), params)
@@ -428,12 +428,16 @@ def test_strength_and_length_do_not_change_the_structure_of_the_state():
 def test_schedule_durations_are_turned_into_steps():
     adam = {'name': 'adam', 'lr': 1.0}
     spec = {'name': 'rsqrt', 'warmup': '10%', 'cooldown': '2 epochs', 'timescale': 30}
-    _, lr = optim.make(vit_params(), section(Optim, **adam, schedule=spec), times(100, 20))
+    _, lr = optim.make_optimizer(
+        vit_params(), section(Optim, **adam, schedule=spec), times(100, 20)
+    )
     got = [float(lr(step)) for step in (5, 10, 60, 80, 100)]
     end = np.sqrt(30 / 80)
     np.testing.assert_allclose(got, [0.5, 1.0, end, end / 2, 0.0], rtol=1e-6)
     spec = {'name': 'stair', 'boundaries': ('30', '2 epochs')}
-    _, lr = optim.make(vit_params(), section(Optim, **adam, schedule=spec), times(100, 20))
+    _, lr = optim.make_optimizer(
+        vit_params(), section(Optim, **adam, schedule=spec), times(100, 20)
+    )
     np.testing.assert_allclose([float(lr(s)) for s in (29, 30, 40)], [1, 0.1, 0.01], rtol=1e-6)
 
 

@@ -75,7 +75,7 @@ def test_gradients_are_those_of_the_authors(alpha):
     def loss(outputs):
         return jnp.square(outputs - y).mean()
 
-    aware = sharpness.make(Sam(rho=0.3, alpha=alpha), Schedule(), None)
+    aware = sharpness.make_sharpness_aware(Sam(rho=0.3, alpha=alpha), Schedule(), None)
     step = jax.jit(lambda p: aware(differentiate, jnp.zeros((), int))(forward, loss, p, {}, x, 1))
     grads, metrics, _ = step(params)
     for name, expected in PUBLISHED[alpha].items():

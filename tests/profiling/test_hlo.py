@@ -12,7 +12,7 @@ V5E = topology.CHIPS['v5e']
 
 @pytest.fixture(scope='module')
 def module():
-    return hlo.parse(GOLDEN.read_text())
+    return hlo.parse_module(GOLDEN.read_text())
 
 
 @pytest.fixture(scope='module')
@@ -39,7 +39,7 @@ def test_arrays_have_the_padding_of_their_tiles(shape, size, space):
 def test_text_that_was_not_written_to_its_end_is_refused():
     text = GOLDEN.read_text()
     with pytest.raises(ValueError, match='end is missing'):
-        hlo.parse(text[: text.rindex('}')])
+        hlo.parse_module(text[: text.rindex('}')])
 
 
 def test_products_count_two_flops_a_multiplication(found):
@@ -68,7 +68,7 @@ ENTRY %main (x: f32[1,4,1], k: f32[{size},1,1]) -> f32[1,{outputs},1] {{
 )
 def test_a_convolution_does_not_count_its_padding(size, outputs, window, products):
     text = CONVOLUTION.format(size=size, outputs=outputs, window=window)
-    module = hlo.parse(text)
+    module = hlo.parse_module(text)
     assert hlo.instruction_flops(module, module.entry, module.entry['y']) == 2 * products
 
 
@@ -120,7 +120,7 @@ ENTRY %main (s: f32[10,8,128], i: s32[]) -> f32[10,8,128] {{
   ROOT %both = {stack} fusion(%s, %empty, %i), kind=kOutput, calls=%outer
 }}
 """
-    (operation,) = roofline.operations(hlo.parse(text))
+    (operation,) = roofline.operations(hlo.parse_module(text))
     assert operation.bytes == 2 * 8 * 128 * 4
 
 
@@ -152,7 +152,7 @@ ENTRY %main (x: f32[32,128], y: f32[8,128], i: s32[]) -> f32[8,128] {{
   ROOT %done = {SMALL} async-done(%begun)
 }}
 """
-    (operation,) = roofline.operations(hlo.parse(text))
+    (operation,) = roofline.operations(hlo.parse_module(text))
     assert operation.asynchronous
     return operation
 
@@ -332,7 +332,7 @@ def test_calls_of_nvidia_libraries_have_flops_and_no_traffic_of_their_workspace(
         target=target,
         more=next((text for name, text in more.items() if name in target), ''),
     )
-    module = hlo.parse(LIBRARY.format(x=x, k=k, result=result, call=call))
+    module = hlo.parse_module(LIBRARY.format(x=x, k=k, result=result, call=call))
     (op,) = roofline.operations(module)
     assert op.flops == flops
     arrays = sum(array.size for shape in (x, k, result) for array in hlo.arrays(shape))
@@ -350,7 +350,7 @@ ENTRY %main (x: f32[64]) -> f32[64] {
 }
 """
     sync = f'backend_config={{"collective_backend_config":{{"is_sync":{sync}}}}}'
-    (op,) = roofline.operations(hlo.parse(text.replace('SYNC', sync)))
+    (op,) = roofline.operations(hlo.parse_module(text.replace('SYNC', sync)))
     assert (op.asynchronous, op.collective.size, op.collective.sent) == (together, 256, 256)
 
 
@@ -364,4 +364,4 @@ ENTRY %main (x: f32[64]) -> f32[64] {
   ROOT %rematted_computation = f32[64]{0} negate(%fusion.4.remat.1)
 }
 """
-    assert hlo.count_rematerialized(hlo.parse(text)) == 3
+    assert hlo.count_rematerialized(hlo.parse_module(text)) == 3

@@ -5,7 +5,7 @@ import pytest
 from vit_jax.profiling import hlo, network, roofline, topology
 from vit_jax.profiling.network import Event, Moment, Schedule
 
-TWO = topology.parse('2xv5e:2x2')
+TWO = topology.parse_topology('2xv5e:2x2')
 # Two passes; the first's result is sent after the second, and its sum awaited by the update.
 TEXT = """HloModule m
 
@@ -37,7 +37,7 @@ STRETCH = (2 * PASS + UPDATE + 2 * SIZE) / (2 * PASS + UPDATE) / TWO.chip.bandwi
 
 
 def test_a_schedule_says_when_an_array_is_ready_and_when_it_is_sent():
-    found = network.schedule(hlo.parse(TEXT), TWO)
+    found = network.schedule(hlo.parse_module(TEXT), TWO)
     send, done = found.events
     assert (send.key, done.key) == ('psum.1', 'psum.1')
     assert (send.bytes, done.bytes) == (SIZE, 0)
@@ -50,7 +50,7 @@ def test_a_schedule_says_when_an_array_is_ready_and_when_it_is_sent():
 
 
 def test_arrays_for_other_slices_are_read_and_written_once():
-    found = roofline.operations(hlo.parse(TEXT))
+    found = roofline.operations(hlo.parse_module(TEXT))
     transfers = [op for op in found if op.kind in ('send', 'recv')]
     assert [op.bytes for op in transfers] == [SIZE, SIZE]
     assert all(op.asynchronous for op in transfers)
@@ -58,8 +58,8 @@ def test_arrays_for_other_slices_are_read_and_written_once():
 
 @pytest.mark.parametrize(('slices', 'share'), [(2, 1), (4, 1.5)])
 def test_a_host_sends_for_its_chips_around_the_ring_of_slices(slices, share):
-    many = topology.parse(f'{slices}xv5e:2x2')
-    found = network.measure_crossing(hlo.parse(TEXT), many, rows=64)
+    many = topology.parse_topology(f'{slices}xv5e:2x2')
+    found = network.measure_crossing(hlo.parse_module(TEXT), many, rows=64)
     assert (found.slices, found.count) == (slices, 1)
     assert found.host_bytes == pytest.approx(4 * share * SIZE)
     assert [speed.gbits for speed in found.speeds] == [25, 50, 100]
@@ -122,13 +122,13 @@ ENTRY %main (x: f32[64]) -> f32[64] {
 
 
 def test_collectives_of_gpus_cross_the_network_where_groups_have_several_hosts():
-    gpus = topology.parse('2xh100:2')
-    found = network.schedule(hlo.parse(HOSTS), gpus)
+    gpus = topology.parse_topology('2xh100:2')
+    found = network.schedule(hlo.parse_module(HOSTS), gpus)
     sent = {event.key: (event.bytes, event.count) for event in found.events if event.bytes}
     # A host sends as much as a ring of two hosts needs, and the GPUs of a group share it.
     assert sent == {'a': (256 / 2, 1), 'b': (512 / 2, 1), 'w': (3 * 256 / 2, 3)}
     assert [event.key for event in found.events if not event.bytes] == ['a', 'b', 'w']
-    crossing = network.measure_crossing(hlo.parse(HOSTS), gpus, rows=64)
+    crossing = network.measure_crossing(hlo.parse_module(HOSTS), gpus, rows=64)
     assert crossing.host_bytes == 2 * sum(size for size, _ in sent.values())
     assert (crossing.count, [s.gbits for s in crossing.speeds]) == (5, [800, 1600, 3200])
-    assert not network.schedule(hlo.parse(HOSTS), topology.parse('h100:4')).events
+    assert not network.schedule(hlo.parse_module(HOSTS), topology.parse_topology('h100:4')).events

@@ -25,7 +25,7 @@ from vit_jax.profiling import flops, topology
     ],
 )
 def test_names(text, name, chips):
-    parsed = topology.parse(text)
+    parsed = topology.parse_topology(text)
     assert (parsed.name, parsed.chips) == (name, chips)
 
 
@@ -41,16 +41,16 @@ def test_names(text, name, chips):
     ],
 )
 def test_names_of_several_slices(text, name, chips, hosts):
-    parsed = topology.parse(text)
+    parsed = topology.parse_topology(text)
     assert (parsed.name, parsed.chips, parsed.hosts) == (name, chips, hosts)
-    assert topology.parse(parsed.name) == parsed
+    assert topology.parse_topology(parsed.name) == parsed
     assert parsed.slices * parsed.slice_chips == chips
 
 
 @pytest.mark.parametrize('text', ['0xv5e:4x4', '2x2xv5e:4x4', '2xv5e:4x4 x 2', '2x'])
 def test_other_numbers_of_slices_are_refused_in_one_line(text):
     with pytest.raises(UserError, match='--topology') as error:
-        topology.parse(text)
+        topology.parse_topology(text)
     assert '\n' not in str(error.value)
 
 
@@ -71,13 +71,13 @@ def test_other_numbers_of_slices_are_refused_in_one_line(text):
 )
 def test_other_names_are_refused(text):
     with pytest.raises(UserError, match='--topology'):
-        topology.parse(text)
+        topology.parse_topology(text)
 
 
 @pytest.mark.parametrize('name', ['v4', 'v5litepod', 'v5p', 'v6e', 'tpu7x'])
 def test_every_slice_that_can_be_rented_up_to_256_has_a_topology(name):
     for size in (n for n in cloud_tpu.GENERATIONS[name].sizes if n <= 256 and not n & (n - 1)):
-        parsed = topology.parse(f'{name}-{size}')
+        parsed = topology.parse_topology(f'{name}-{size}')
         assert parsed.chips * parsed.chip.counted == size
 
 
@@ -85,7 +85,7 @@ def test_without_the_compiler_one_line_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, 'libtpu', None)
     monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
     with pytest.raises(UserError, match=r'pip install -e .\.\[preflight\].'):
-        topology.require_compiler(topology.parse('v5e:2x2'))
+        topology.require_compiler(topology.parse_topology('v5e:2x2'))
 
 
 def test_without_the_compiler_of_gpus_one_line_says_how_to_install_it(monkeypatch):
@@ -97,7 +97,7 @@ def test_without_the_compiler_of_gpus_one_line_says_how_to_install_it(monkeypatc
         return versions[name]
 
     monkeypatch.setattr(topology.importlib.metadata, 'version', version)
-    gpus = topology.parse('h100:8')
+    gpus = topology.parse_topology('h100:8')
     versions['jaxlib'] = '0.2'
     with pytest.raises(UserError, match=r'pip install jax-cuda13-pjrt==0\.2'):
         topology.require_compiler(gpus)
@@ -116,9 +116,9 @@ def test_without_the_compiler_of_gpus_one_line_says_how_to_install_it(monkeypatc
     [('h100:8', 8, 1), ('2xa100-40:8', 16, 2), ('l4:1 x 4', 4, 4), ('b200:4', 4, 1)],
 )
 def test_gpus_of_hosts(text, chips, hosts):
-    parsed = topology.parse(text)
+    parsed = topology.parse_topology(text)
     assert (parsed.chips, parsed.hosts) == (chips, hosts)
-    assert topology.parse(parsed.name) == parsed
+    assert topology.parse_topology(parsed.name) == parsed
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_gpus_of_hosts(text, chips, hosts):
 )
 def test_other_numbers_of_gpus_are_refused_in_one_line(text, says):
     with pytest.raises(UserError, match=says) as error:
-        topology.parse(text)
+        topology.parse_topology(text)
     assert '\n' not in str(error.value)
 
 
@@ -155,22 +155,22 @@ def test_shares_of_the_memory_that_jax_refuses_are_refused(shares, monkeypatch):
     for variable, share in zip(topology.MEMORY_FRACTIONS, shares, strict=True):
         monkeypatch.setenv(variable, share)
     with pytest.raises(UserError, match='XLA_') as error:
-        topology.require_compiler(topology.parse('h100:8'))
+        topology.require_compiler(topology.parse_topology('h100:8'))
     assert '\n' not in str(error.value)
 
 
 def test_the_compiler_does_not_touch_real_tpus(monkeypatch):
     monkeypatch.setenv('TPU_VISIBLE_CHIPS', '0')
-    found = topology.environment(topology.parse('v5e:2x2'))
+    found = topology.environment(topology.parse_topology('v5e:2x2'))
     assert found['JAX_PLATFORMS'] == 'cpu'
     assert 'TPU_VISIBLE_CHIPS' not in found
 
 
 def test_a_chip_of_tpu7x_is_two_devices():
     """The chip has 2307 TFLOP/s, 192 GiB and 7380 GB/s."""
-    slices = topology.parse('2xtpu7x:2x2x2')
+    slices = topology.parse_topology('2xtpu7x:2x2x2')
     chip = slices.chip
     assert (slices.chips, slices.devices, slices.hosts, slices.unit) == (16, 32, 4, 'core')
     assert (2 * chip.peak, 2 * chip.usable, 2 * chip.bandwidth) == (2307e12, 192 * 2**30, 7380e9)
-    assert topology.parse('v6e-8').devices == 8
+    assert topology.parse_topology('v6e-8').devices == 8
     assert flops.chips(8, chip.kind) == 4

@@ -33,7 +33,8 @@ def home(tmp_path, monkeypatch):
 
 def folder() -> pathlib.Path:
     compile_cache.enable()
-    return pathlib.Path(compile_cache.describe().removeprefix('compiled programs are kept in '))
+    described = compile_cache.describe_cache()
+    return pathlib.Path(described.removeprefix('compiled programs are kept in '))
 
 
 def test_the_folder_is_the_users_unless_another_is_named(home, monkeypatch):
@@ -52,7 +53,7 @@ def test_calls_from_python_keep_programs_unless_the_caller_chose_a_cache(home, t
     assert list(home.rglob('*-cache'))
     jax.config.update('jax_compilation_cache_dir', str(tmp_path))
     compile_cache.enable_for_python()
-    assert compile_cache.describe().endswith(str(tmp_path))
+    assert compile_cache.describe_cache().endswith(str(tmp_path))
 
 
 def test_machines_do_not_share_a_folder(home, tmp_path, monkeypatch):
@@ -76,7 +77,7 @@ def test_a_full_disk_gets_no_programs(home, monkeypatch):
     usage = shutil.disk_usage('/')._replace(free=1000)
     monkeypatch.setattr(shutil, 'disk_usage', lambda path: usage)
     compile_cache.enable()
-    assert 'not kept: set JAX_COMPILATION_CACHE_DIR' in compile_cache.describe()
+    assert 'not kept: set JAX_COMPILATION_CACHE_DIR' in compile_cache.describe_cache()
 
 
 @pytest.mark.fault(82)

@@ -149,7 +149,7 @@ def exchanged():
     step = layout.compile_train(make_train_step(*args), abstract)
     batch = sharding.abstract_batch(layout, toys.make_batch())
     lowered = step.lower(sharding.abstract_target(layout, abstract), batch)
-    module = hlo.parse(lowered.compile().as_text())
+    module = hlo.parse_module(lowered.compile().as_text())
     return layout, abstract, list(found_in(module, module.entry, in_loop=False))
 
 

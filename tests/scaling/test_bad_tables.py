@@ -135,4 +135,4 @@ def test_no_law_of_a_search_that_does_not_settle(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(curve_fit, '_SETTLE', 0)
     assert main(['scaling', 'fit', *table(tmp_path, GOOD)]) == 2
     assert 'no curve can be fitted; all: the fit did not converge' in capsys.readouterr().err
-    assert forms.find('shifted').solve is None
+    assert forms.find_form('shifted').solve is None

@@ -83,7 +83,7 @@ def test_auto_is_measured_on_every_kind_of_law(capsys):
 def test_synthetic_laws(law):
     rng = np.random.default_rng(0)
     x = coverage.SPAN * np.geomspace(1 / coverage.SPAN, 10, 14)[:, None]
-    log_y = forms.find(law.form).log_value(coverage.draw_law(law.form, rng), x)[0]
+    log_y = forms.find_form(law.form).log_value(coverage.draw_law(law.form, rng), x)[0]
     assert np.isfinite(log_y).all() and log_y[-1] < log_y[0]
     growth = law.growth ** np.linspace(-0.5, 0.5, 4000)
     errors = coverage.draw_noise(law, 4000, rng) / growth

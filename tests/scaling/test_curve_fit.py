@@ -35,7 +35,7 @@ def entry(form, x, i, theta):
 
 @pytest.mark.parametrize('name', forms.FORMS)
 def test_gradients_agree_with_differences(name):
-    form = forms.find(name)
+    form = forms.find_form(name)
     x = np.random.default_rng(1).uniform(0.3, 3, (7, form.columns))
     theta = {
         'm4': [-0.5, 0.6, 0.2, 1.9, 0.7],
@@ -48,13 +48,13 @@ def test_gradients_agree_with_differences(name):
 
 
 def test_known_parameters_come_back_exactly_without_noise():
-    close(curve_fit.fit(forms.find('shifted'), X, shifted(X, **TRUE)).params, TRUE, rel=1e-3)
+    close(curve_fit.fit(forms.find_form('shifted'), X, shifted(X, **TRUE)).params, TRUE, rel=1e-3)
 
 
 @pytest.mark.parametrize('seed', range(3))
 def test_known_parameters_come_back_from_noise(seed):
     fit = curve_fit.fit(
-        forms.find('shifted'), X, noisy(shifted(X, **TRUE), 0.01, seed), bootstrap=20
+        forms.find_form('shifted'), X, noisy(shifted(X, **TRUE), 0.01, seed), bootstrap=20
     )
     assert fit.params['b'] == pytest.approx(TRUE['b'], rel=0.1)
     assert fit.params['c'] == pytest.approx(TRUE['c'], rel=0.1)
@@ -65,9 +65,9 @@ def test_known_parameters_come_back_from_noise(seed):
 
 def test_the_fit_does_not_depend_on_units_or_order():
     y = noisy(shifted(X, **TRUE), 0.01)
-    fit = curve_fit.fit(forms.find('shifted'), X, y)
+    fit = curve_fit.fit(forms.find_form('shifted'), X, y)
     order = np.random.default_rng(0).permutation(len(X))
-    other = curve_fit.fit(forms.find('shifted'), X[order] / 1e6, 50 * y[order])
+    other = curve_fit.fit(forms.find_form('shifted'), X[order] / 1e6, 50 * y[order])
     assert other.params['b'] == pytest.approx(fit.params['b'], rel=1e-3)
     assert other.params['c'] == pytest.approx(50 * fit.params['c'], rel=1e-3)
     assert other.predict(X / 1e6) == pytest.approx(50 * fit.predict(X), rel=1e-3)
@@ -77,7 +77,7 @@ def test_the_fit_does_not_depend_on_units_or_order():
 def test_the_simpler_forms(name):
     expected = {'a': 30.0, 'b': 0.3} | ({} if name == 'power' else {'c': 0.1})
     y = expected['a'] * X ** -expected['b'] + expected.get('c', 0)
-    close(curve_fit.fit(forms.find(name), X, y).params, expected, rel=0.02)
+    close(curve_fit.fit(forms.find_form(name), X, y).params, expected, rel=0.02)
 
 
 def test_m4():
@@ -93,7 +93,7 @@ def test_m4():
         )
         for x in X
     ]
-    fit = curve_fit.fit(forms.find('m4'), X, np.array(y))
+    fit = curve_fit.fit(forms.find_form('m4'), X, np.array(y))
     assert fit.params['b'] == pytest.approx(expected['b'], rel=0.02)
     assert fit.params['c'] == pytest.approx(expected['c'], rel=0.02)
     assert fit.rmse < 1e-3
@@ -103,7 +103,7 @@ def test_the_joint_law_of_model_and_data():
     n, d = (m.ravel() for m in np.meshgrid(np.geomspace(1e6, 1e9, 7), np.geomspace(1e8, 1e11, 7)))
     expected = {'E': 1.7, 'A': 400.0, 'alpha': 0.34, 'B': 410.0, 'beta': 0.28}
     y = 1.7 + 400 * n**-0.34 + 410 * d**-0.28
-    fit = curve_fit.fit(forms.find('joint'), np.stack([n, d], axis=1), noisy(y, 0.002))
+    fit = curve_fit.fit(forms.find_form('joint'), np.stack([n, d], axis=1), noisy(y, 0.002))
     for name, rel in {'E': 0.05, 'alpha': 0.1, 'beta': 0.1}.items():
         assert fit.params[name] == pytest.approx(expected[name], rel=rel)
 
@@ -121,7 +121,9 @@ def test_bands_of_an_optimum_hold_where_large_runs_are_noisier():
 
     inside = []
     for i, error in enumerate(errors):
-        fit = curve_fit.fit(forms.find('joint'), x, clean * np.exp(error), bootstrap=40, seed=i)
+        fit = curve_fit.fit(
+            forms.find_form('joint'), x, clean * np.exp(error), bootstrap=40, seed=i
+        )
         drawn = [best(fit.form.params(theta, *fit.scales)) for theta in fit.replicates]
         low, high = curve_fit.widen_band(best(fit.params), np.array(drawn), fit.dof)
         inside.append(low <= best(law) <= high)
@@ -131,30 +133,30 @@ def test_bands_of_an_optimum_hold_where_large_runs_are_noisier():
 def test_outliers_hardly_count():
     y = shifted(X, **TRUE)
     y[[5, 20]] *= 1.5
-    close(curve_fit.fit(forms.find('shifted'), X, y).params, TRUE, rel=0.02)
+    close(curve_fit.fit(forms.find_form('shifted'), X, y).params, TRUE, rel=0.02)
 
 
 def test_warns_without_a_bend():
-    fit = curve_fit.fit(forms.find('shifted'), X, noisy(30 * X**-0.3, 0.02))
+    fit = curve_fit.fit(forms.find_form('shifted'), X, noisy(30 * X**-0.3, 0.02))
     assert any(w.startswith(('no bend: c = 0', 'c is not identified')) for w in fit.warnings)
 
 
 def test_what_is_not_identified_has_no_value():
     """A curve that barely bends leaves its limit open, but not its exponent."""
-    fit = curve_fit.fit(forms.find('irreducible'), X, noisy(30 * X**-0.3 + 0.001, 0.05))
+    fit = curve_fit.fit(forms.find_form('irreducible'), X, noisy(30 * X**-0.3 + 0.001, 0.05))
     assert fit.unidentified == {'c'}
     identified = fit.identified_params
     assert identified['c'] is None and identified['a'] == fit.params['a']
-    exact = curve_fit.fit(forms.find('irreducible'), X, 30 * X**-0.3 + 0.1)
+    exact = curve_fit.fit(forms.find_form('irreducible'), X, 30 * X**-0.3 + 0.1)
     assert not exact.unidentified and exact.identified_params == exact.params
 
 
 def test_warns_of_too_few_points():
     y = shifted(X, **TRUE)
-    fit = curve_fit.fit(forms.find('shifted'), X[::8], y[::8])
+    fit = curve_fit.fit(forms.find_form('shifted'), X[::8], y[::8])
     assert 'too few points: 5 for 4 parameters' in fit.warnings[0]
     with pytest.raises(UserError, match='3 points cannot determine the 4 parameters'):
-        curve_fit.fit(forms.find('shifted'), X[:3], y[:3])
+        curve_fit.fit(forms.find_form('shifted'), X[:3], y[:3])
 
 
 @pytest.mark.parametrize(
@@ -167,19 +169,19 @@ def test_warns_of_too_few_points():
 )
 def test_refuses_what_has_no_logarithm(x, y, message):
     with pytest.raises(UserError, match=message):
-        curve_fit.fit(forms.find('shifted'), x, y)
+        curve_fit.fit(forms.find_form('shifted'), x, y)
 
 
 def test_unknown_forms_get_a_hint():
     with pytest.raises(UserError, match="did you mean 'shifted'"):
-        forms.find('shiftd')
+        forms.find_form('shiftd')
 
 
 def test_bands_hold_the_curve_and_narrow_with_less_noise():
     widths = []
     for sigma in (0.02, 0.005):
         y = noisy(shifted(X, **TRUE), sigma)
-        fit = curve_fit.fit(forms.find('shifted'), X, y, bootstrap=20)
+        fit = curve_fit.fit(forms.find_form('shifted'), X, y, bootstrap=20)
         low, high = fit.predict_band(X)
         assert np.mean((low <= fit.predict(X)) & (fit.predict(X) <= high)) > 0.9
         widths.append(np.mean(np.log(high / low)))
@@ -201,7 +203,7 @@ def few_points(sigmas, points=7):
     fits = []
     for sigma in sigmas:
         y = (x**-0.5 + 0.1) * np.exp(sigma * rng.standard_normal(points))
-        fits.append(curve_fit.fit(forms.find('power'), x, y, bootstrap=1))
+        fits.append(curve_fit.fit(forms.find_form('power'), x, y, bootstrap=1))
     return fits
 
 
@@ -235,8 +237,8 @@ def test_the_law_of_repeats_has_the_published_constants(shared_data):
     names = ('params', 'tokens', 'unique_tokens', 'epochs', 'loss')
     *x, epochs, y = np.array([[float(row[name]) for name in names] for row in rows]).T
     x, few = np.stack(x, axis=1), epochs <= 5
-    law = curve_fit.fit(forms.find('repeated'), x[few], y[few])
-    joint = curve_fit.fit(forms.find('joint'), x[few, :2], y[few])
+    law = curve_fit.fit(forms.find_form('repeated'), x[few], y[few])
+    joint = curve_fit.fit(forms.find_form('joint'), x[few, :2], y[few])
     assert 12 < law.params['R_D'] < 19
     far = epochs > 5
     assert curve_fit.rmse(law, x[far], y[far]) < 0.7 * curve_fit.rmse(joint, x[far, :2], y[far])

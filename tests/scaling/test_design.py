@@ -16,7 +16,7 @@ LADDER, GAP = (1.0, 2.0, 4.0, 8.0, 16.0), (1.0, 3.0, 10.0, 30.0, 300.0)
 def simulate(law, design, target, largest, draws, noise=0.002):
     """Standard deviation of predictions by weighted least squares, in units of the noise."""
     form, theta, _ = coverage.DESIGN_LAWS[law]
-    form, theta = forms.find(form), np.array(theta)
+    form, theta = forms.find_form(form), np.array(theta)
     rng = np.random.default_rng(0)
     curve = form.log_value(theta, design.x[:, None] / largest)[0]
     truth = form.log_value(theta, np.array([[target / largest]]))[0][0]

@@ -12,7 +12,7 @@ X = np.geomspace(1.0, 64.0, 12)
 
 
 def points(y, x=X):
-    form = forms.find('power')
+    form = forms.find_form('power')
     x = x[:, None]
     return profile_likelihood.FittedPoints(x, np.log(y), np.ones(len(y)), form.bounds(x, y))
 
@@ -26,7 +26,7 @@ def noisy(sigma=0.02, seed=0, correlation=0.0):
 
 def test_a_power_law_has_the_interval_of_linear_regression():
     y = noisy()
-    fit = curve_fit.fit(forms.find('power'), X, y)
+    fit = curve_fit.fit(forms.find_form('power'), X, y)
     terms = np.stack([np.ones(12), np.log(X)], axis=1)
     covariance = np.linalg.inv(terms.T @ terms)
     at = np.array([[64.0], [640.0]])
@@ -40,7 +40,7 @@ def test_a_power_law_has_the_interval_of_linear_regression():
 
 @pytest.mark.slow
 def test_no_law_within_the_rise_leaves_the_interval():
-    form, y = forms.find('irreducible'), noisy() + 0.05
+    form, y = forms.find_form('irreducible'), noisy() + 0.05
     fit = curve_fit.fit(form, X, y)
     data, at, rise = fit.points, np.array([[10.0]]), 0.004
     down, up = profile_likelihood.band_offsets(form, fit.theta, data, rise, at)[:, 0]
@@ -65,7 +65,7 @@ def test_no_law_within_the_rise_leaves_the_interval():
 
 def test_an_interval_may_be_lopsided():
     y = X**-0.5 * np.exp(0.02 * np.random.default_rng(3).standard_normal(12))
-    fit = curve_fit.fit(forms.find('irreducible'), X, y, bootstrap=1)
+    fit = curve_fit.fit(forms.find_form('irreducible'), X, y, bootstrap=1)
     low, high = fit.predict_band(np.array([640.0]))
     center = fit.predict(np.array([640.0]))
     assert fit.params['c'] < 0.03
@@ -74,15 +74,18 @@ def test_an_interval_may_be_lopsided():
 
 def test_correlated_errors_widen_the_band():
     independent = [
-        profile_likelihood.inflation(forms.find('power'), *guess(noisy(seed=i))) for i in range(8)
+        profile_likelihood.inflation(forms.find_form('power'), *guess(noisy(seed=i)))
+        for i in range(8)
     ]
     chained = [
-        profile_likelihood.inflation(forms.find('power'), *guess(noisy(seed=i, correlation=0.8)))
+        profile_likelihood.inflation(
+            forms.find_form('power'), *guess(noisy(seed=i, correlation=0.8))
+        )
         for i in range(8)
     ]
     assert 1 <= np.mean(independent) < np.mean(chained)
     joint = profile_likelihood.FittedPoints(np.ones((4, 2)), np.zeros(4), np.ones(4), [])
-    assert profile_likelihood.inflation(forms.find('joint'), np.zeros(5), joint) == 1.0
+    assert profile_likelihood.inflation(forms.find_form('joint'), np.zeros(5), joint) == 1.0
 
 
 def guess(y):
@@ -91,7 +94,7 @@ def guess(y):
 
 
 def test_between_knots_a_band_is_interpolated():
-    fit = curve_fit.fit(forms.find('power'), X, noisy(), bootstrap=1)
+    fit = curve_fit.fit(forms.find_form('power'), X, noisy(), bootstrap=1)
     many = np.geomspace(1.0, 640.0, 50)
     low, high = fit.predict_band(many)
     some = np.array([many[0], many[-1]])
@@ -101,7 +104,7 @@ def test_between_knots_a_band_is_interpolated():
 
 def test_the_width_is_a_quantile_of_student():
     y = noisy()
-    fit = curve_fit.fit(forms.find('power'), X, y, bootstrap=1)
+    fit = curve_fit.fit(forms.find_form('power'), X, y, bootstrap=1)
     grown = profile_likelihood.inflation(fit.form, fit.theta, fit.points)
     rise = grown * (stats.t.ppf(0.95, 10) * fit.noise.std) ** 2
     at = np.array([640.0]) / fit.scales[0]

@@ -69,7 +69,7 @@ def test_rows_of_one_x_are_a_point_with_their_spread():
 def test_weighted_means_are_fitted_like_all_runs():
     rows = make_rows()
     x, y = (np.array([float(row[name]) for row in rows]) for name in ('x', 'loss'))
-    curve, power = fit_one(rows), forms.find('power')
+    curve, power = fit_one(rows), forms.find_form('power')
     squares = OBJECTIVES['log squares']
     all_runs = curve_fit.fit(power, x, y, objective=squares)
     means = curve_fit.fit(power, curve.x, curve.y, objective=squares, seeds=curve.seeds)
@@ -81,8 +81,8 @@ def test_weighted_means_are_fitted_like_all_runs():
 def test_seeds_measure_the_noise_of_points_that_a_curve_goes_through():
     rows = [row for row in make_rows(counts=(3,) * 6) if float(row['x']) < 5e3]
     curve = fit_one(rows, bootstrap=20)
-    lonely = curve_fit.fit(forms.find('power'), curve.x, curve.y, bootstrap=20)
-    assert len(curve.y) == 2 == len(forms.find('power').names)
+    lonely = curve_fit.fit(forms.find_form('power'), curve.x, curve.y, bootstrap=20)
+    assert len(curve.y) == 2 == len(forms.find_form('power').names)
     assert lonely.noise.std < 1e-6
     assert curve.fit.noise.measured and curve.fit.dof == 4
     assert curve.fit.noise.std == pytest.approx(curve.seeds.noise / np.sqrt(3))

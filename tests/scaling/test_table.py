@@ -249,7 +249,7 @@ def test_few_points_are_drawn_without_a_line(points, fitted, lines):
 def test_the_legend_has_the_formula_with_its_numbers(form, theta, text):
     scales = np.ones(2 if form == 'joint' else 1), 1.0
     theta = np.array(theta, float)
-    fit = Fit(forms.find(form), theta, scales, 9, 0.0, np.zeros((0, len(theta))), ())
+    fit = Fit(forms.find_form(form), theta, scales, 9, 0.0, np.zeros((0, len(theta))), ())
     assert plots.formula(fit) == text
     vague = dataclasses.replace(fit, unidentified=frozenset(fit.params))
     assert plots.formula(vague).count(r'{\sim}') == len(fit.params)
@@ -488,7 +488,7 @@ def test_the_band_of_a_mean_of_two_forms_has_their_spread():
     x, end = np.geomspace(1, 100, 25), np.array([400.0])
     noise = np.exp(0.01 * np.random.default_rng(0).standard_normal(25))
     mean = averaging.fit_average(x, (0.3 + x**-0.5) * noise)
-    fits = [curve_fit.fit(forms.find(name), x, mean.predict(x)) for name in ('power', 'm4')]
+    fits = [curve_fit.fit(forms.find_form(name), x, mean.predict(x)) for name in ('power', 'm4')]
     parts = tuple(averaging.WeightedFit(fit, 0.5, 0.01, np.inf) for fit in fits)
     two = dataclasses.replace(mean, parts=parts, late=())
     spread = abs(np.log(fits[0].predict(end) / fits[1].predict(end))) / 2

@@ -57,13 +57,13 @@ def test_a_config_that_cannot_be_read_is_named(tmp_path):
 
 def test_runs_are_found_at_any_depth(tmp_path):
     with pytest.raises(UserError, match='holds no run'):
-        run_folder.find(tmp_path)
+        run_folder.find_runs(tmp_path)
     runs = [tmp_path / 'a', tmp_path / 'b' / '0001']
     for run in runs:
         run.mkdir(parents=True)
         (run / run_folder.CONFIG).write_text('{}')
-    assert run_folder.find(tmp_path) == runs
-    assert run_folder.find(runs[0]) == runs[:1]
+    assert run_folder.find_runs(tmp_path) == runs
+    assert run_folder.find_runs(runs[0]) == runs[:1]
 
 
 @pytest.mark.parametrize('name', [run_folder.MANIFEST, run_folder.COMMITTED])

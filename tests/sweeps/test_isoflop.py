@@ -118,7 +118,7 @@ def test_a_mistake_is_named(changes, message):
 
 
 def test_a_file_may_return_a_family():
-    assert space.load(FILE).points == of().sweep().points
+    assert space.load_sweep(FILE).points == of().sweep().points
 
 
 def test_the_command_prices_first_and_creates_if_asked(tmp_path, capsys):

@@ -88,12 +88,12 @@ def test_a_ray_needs_a_center():
 
 def test_a_file_without_a_sweep_is_refused(tmp_path, repo):
     with pytest.raises(UserError, match='no file'):
-        space.load('none.py')
+        space.load_sweep('none.py')
     with pytest.raises(UserError, match='no function get_sweep'):
-        space.load(f'{repo}/experiments/vit/digits.py')
+        space.load_sweep(f'{repo}/experiments/vit/digits.py')
     (tmp_path / 'file.py').write_text('def get_sweep(arg):\n    return 1\n')
     with pytest.raises(UserError, match='get_sweep of'):
-        space.load(f'{tmp_path}/file.py')
+        space.load_sweep(f'{tmp_path}/file.py')
 
 
 def sweep_files(repo):
@@ -109,6 +109,6 @@ def test_every_sweep_of_the_experiments_can_be_created(repo, tmp_path, monkeypat
     assert files
     for path in files:
         for i, arg in enumerate(('', *examples(path, 'get_sweep'))):
-            sweep = space.load(f'{path}:{arg}')
+            sweep = space.load_sweep(f'{path}:{arg}')
             made = study.create(sweep, 'name', folder=tmp_path / f'{path.stem}{i}')
             assert len(made.trials()) == len(sweep.queue())

@@ -260,7 +260,7 @@ def head_of(repo, checkpoint, data, *overrides):
         f'{repo}/experiments/vit/finetune.py:auto',
         [f'data.source={data}', f'init.from={checkpoint}', 'batch_size=8', *overrides],
     )
-    training = build.build(fine_tune.complete(config).config, jax.devices()[:1])
+    training = build.build(fine_tune.complete_config(config).config, jax.devices()[:1])
     found = start.find_origin(training)
     return found.params.get('head'), '\n'.join(found.notes)
 

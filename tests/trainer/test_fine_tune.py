@@ -107,7 +107,7 @@ def test_one_command_and_no_file_later(repo, place, tmp_path, capsys):
 )
 def test_what_contradicts_is_refused_in_one_line(auto, overrides, words):
     with pytest.raises(UserError) as error:
-        fine_tune.complete(auto(*overrides))
+        fine_tune.complete_config(auto(*overrides))
     assert words in str(error.value)
     assert '\n' not in str(error.value)
 
@@ -129,13 +129,15 @@ def test_another_size_of_the_model_is_refused_before_a_folder_is_made(
 
 
 def test_a_value_of_the_users_counts(auto):
-    config = fine_tune.complete(auto('model.dropout=0.1', 'data.transforms=resize(16)')).config
+    config = fine_tune.complete_config(
+        auto('model.dropout=0.1', 'data.transforms=resize(16)')
+    ).config
     assert (config.model.dropout, config.model.width) == (0.1, 16)
     assert config.data.transforms == 'resize(16)'
 
 
 def test_larger_images(auto):
-    completed = fine_tune.complete(auto('batch_size=8', arg='auto,48'))
+    completed = fine_tune.complete_config(auto('batch_size=8', arg='auto,48'))
     config = completed.config
     assert config.data.transforms == "inception_crop(48, method='bilinear')|flip"
     # A run says the size that it trains, not the checkpoint's 32.
@@ -154,16 +156,16 @@ def test_files_say_how_images_are_resized(auto, place):
     )
     path = place / 'released' / 'preprocessor_config.json'
     path.write_text(json.dumps(json.loads(path.read_text()) | {'resample': 3}))
-    config = fine_tune.complete(auto(checkpoint='released')).config
+    config = fine_tune.complete_config(auto(checkpoint='released')).config
     assert stored_model(config) == dict(MODEL, num_classes=None)
     assert config.evals.val.transforms == "drop_alpha|resize((32, 32), 'bicubic')"
     assert config.data.transforms == "drop_alpha|inception_crop(32, method='bicubic')|flip"
     crop = {'size': {'shortest_edge': 30}, 'crop_size': 24, 'do_center_crop': True}
     path.write_text(json.dumps(json.loads(path.read_text()) | crop))
-    config = fine_tune.complete(auto('batch_size=8', checkpoint='released')).config
+    config = fine_tune.complete_config(auto('batch_size=8', checkpoint='released')).config
     assert config.data.transforms == "drop_alpha|inception_crop(24, method='bicubic')|flip"
     assert build(config, jax.devices()[:1]).data.image_size == (24, 24)
-    larger = fine_tune.complete(auto(checkpoint='released', arg='auto,48')).config
+    larger = fine_tune.complete_config(auto(checkpoint='released', arg='auto,48')).config
     assert larger.data.transforms == "drop_alpha|inception_crop(48, method='bicubic')|flip"
     assert larger.evals.val.transforms.startswith('drop_alpha|resize_small(48')
 
@@ -171,7 +173,7 @@ def test_files_say_how_images_are_resized(auto, place):
 def test_the_validation_split_of_the_data(auto, place, tmp_path):
     for split in ('train', 'val', 'test'):
         (tmp_path / split).symlink_to(place / 'flowers')
-    found = fine_tune.complete(auto(f'data.source=folder:{tmp_path}'))
+    found = fine_tune.complete_config(auto(f'data.source=folder:{tmp_path}'))
     assert (found.config.data.split, found.config.evals.val.split) == ('train', 'val')
     assert found.config.evals.val.source == f'folder:{tmp_path}'
     assert says(found.notes[-1], f'folder:{tmp_path}', 'trains on train', 'evaluates on val')
@@ -181,7 +183,7 @@ def test_a_validation_split_that_cannot_be_read_is_refused(auto, place, tmp_path
     (tmp_path / 'train').symlink_to(place / 'flowers')
     (tmp_path / 'val' / 'rose').mkdir(parents=True)
     with pytest.raises(UserError, match=r'no image \(.*\) below .*/val'):
-        fine_tune.complete(auto(f'data.source=folder:{tmp_path}'))
+        fine_tune.complete_config(auto(f'data.source=folder:{tmp_path}'))
 
 
 def test_the_encoder_of_a_masked_autoencoder(auto, place):
@@ -193,7 +195,7 @@ def test_the_encoder_of_a_masked_autoencoder(auto, place):
         drawn(module), model, (32, 32), 'test', task={'name': 'reconstruct'}
     )
     interop.write(trained, place / 'mae')
-    config = fine_tune.complete(auto('batch_size=8', checkpoint='mae')).config
+    config = fine_tune.complete_config(auto('batch_size=8', checkpoint='mae')).config
     assert {key: config.model[key] for key in sizes} == sizes
     assert (config.model.name, config.model.num_classes) == ('vit', None)
     training = build(config, jax.devices()[:1])
@@ -204,9 +206,9 @@ def test_the_encoder_of_a_masked_autoencoder(auto, place):
 
 @pytest.mark.slow
 def test_a_run(auto, smoke_run):
-    config = fine_tune.complete(auto(f'init.from={smoke_run}')).config
+    config = fine_tune.complete_config(auto(f'init.from={smoke_run}')).config
     before = json.loads((smoke_run / 'config.json').read_text())['model']
-    before, now = (options.complete(vit.Model, x) for x in (before, config.model.to_dict()))
+    before, now = (options.flatten_fields(vit.Model, x) for x in (before, config.model.to_dict()))
     kept = ('name', 'patch_size', 'width', 'depth', 'num_heads', 'pool.kind', 'positions.embed')
     assert [now[key] for key in kept] == [before[key] for key in kept]
     assert config.model.num_classes is None
@@ -223,7 +225,7 @@ def own_masks(repo, checkpoint, *overrides):
 def test_an_eomt_is_made_of_a_vit(repo, place):
     """The encoder, its fields and its normalization are the checkpoint's, the rest starts anew."""
     config = own_masks(repo, place / 'vit.npz', 'model.query_blocks=1', 'model.dtype=float32')
-    completed = fine_tune.complete(config)
+    completed = fine_tune.complete_config(config)
     made = completed.config
     assert completed.notes[0] == 'config.model: eomt, made of the vit of the checkpoint'
     model = {'name': 'eomt', 'width': 16, 'patch_size': 8, 'depth': 1}
@@ -247,4 +249,4 @@ def test_what_no_eomt_is_made_of(repo, place):
         (['init.into=swin'], 'config.init.into=swin: .* vit'),
     ):
         with pytest.raises(UserError, match=message):
-            fine_tune.complete(own_masks(repo, place / 'vit.npz', *changes))
+            fine_tune.complete_config(own_masks(repo, place / 'vit.npz', *changes))

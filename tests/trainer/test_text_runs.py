@@ -24,7 +24,7 @@ from vit_jax.inference.load import open_run, read_config
 from vit_jax.profiling.cost import train_flops
 from vit_jax.storage.run_folder import read_metrics
 from vit_jax.trainer import build, evaluate, start, train
-from vit_jax.trainer.start import describe
+from vit_jax.trainer.start import describe_run
 
 # Says the target word by word from the word before and the mean of the source.
 SYSTEM = """
@@ -148,7 +148,7 @@ def test_examples_that_are_left_out_are_counted(tmp_path: pathlib.Path) -> None:
     long = int((training.data.plan.longest > 8).sum())
     assert 0 < long < 500
     fresh = start.ResumePoint(training.program.abstract_state, 0, training.program.hardware)
-    described = describe(training, tmp_path, fresh)
+    described = describe_run(training, tmp_path, fresh)
     assert f'{500 - long} examples, ' in described
     assert f'\n{long} examples exceed the last bucket and are ignored\n' in described
 
@@ -226,11 +226,11 @@ def text_config(text: dict[str, object]) -> ConfigDict:
 @pytest.mark.slow
 def test_later_commands_need_no_other_vocabulary(tmp_path, text, capsys) -> None:
     result = one_run(text_config(text), tmp_path / 'run')
-    vocab = vocabulary.load(text['vocab'])
+    vocab = vocabulary.load_vocabulary(text['vocab'])
     pathlib.Path(text['vocab']).unlink()
     run = open_run(tmp_path / 'run', allowed=['my_text'])
     assert run.config.model.vocab_size == len(vocab)
-    assert vocabulary.load(run.config.data.vocab) == vocab
+    assert vocabulary.load_vocabulary(run.config.data.vocab) == vocab
     _, _, meta = checkpointer.load_variables(tmp_path / 'run' / 'checkpoints', None)
     assert meta['vocab'] == vocab.digest
     assert train_flops(meta, ['my_text']) > 0

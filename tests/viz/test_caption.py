@@ -11,7 +11,7 @@ from vit_jax.tasks.caption import Task
 from vit_jax.viz.caption import Viz
 from vit_jax.viz.photo import Context, Photo
 
-VOCAB = vocabulary.load('bytes')
+VOCAB = vocabulary.load_vocabulary('bytes')
 IMAGE = np.zeros((8, 8, 3), np.uint8)
 PHOTO = Photo(pathlib.Path('a.png'), IMAGE, {'image': IMAGE}, 'as it is')
 IDS = np.append(VOCAB.encode('a cat'), [2, 0, 0]).astype(np.int32)

@@ -66,7 +66,7 @@ def transforms() -> list[Named]:
     """List the functions for `config.data.transforms`, with their arguments."""
     from vit_jax.data.transforms import registry
 
-    functions = map(registry.find, sorted(registry.modules()))
+    functions = map(registry.find_function, sorted(registry.modules()))
     return [Named(f.__name__, first_line(f), _signature(f)) for f in functions]
 
 

@@ -109,7 +109,7 @@ def price_runs(
     from vit_jax.sweeps.space import Sweep, planned_runs
 
     if planned is None:
-        return [price(fine_tune.complete(config).config, args.examples, args.image_size)]
+        return [price(fine_tune.complete_config(config).config, args.examples, args.image_size)]
     sweep = planned if isinstance(planned, Sweep) else planned.sweep()
     return planned_runs(sweep, args.examples, args.image_size)
 

@@ -135,7 +135,7 @@ def draw_image(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
 
     photo = photo_reader(run).read(args.inputs[0], image_size(args))
     outputs, maps = predict_with_attention(run, batch_of_one(photo.fields))
-    viz = predictions.find(run.settings.task.name)
+    viz = predictions.find_viz(run.settings.task.name)
     context = Context(run.class_names, vocab=run.vocab)
     return attention_pictures.draw_on_photo(photo, outputs, maps, viz, context, select_maps(args))
 

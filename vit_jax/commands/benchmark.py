@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     from vit_jax.profiling.batch_spec import batch_rows, row_of
     from vit_jax.runtime import console
 
-    config = fine_tune.complete(config).config
+    config = fine_tune.complete_config(config).config
     row = row_of(config, args.image_size, args.channels)
     config, spec, per_row = row
     run = to_run(config)

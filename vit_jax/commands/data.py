@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
 
     if args.out is not None:
         check_picture(args.out, '--out', [to_run(config).data.source])
-    config = fine_tune.complete(config).config
+    config = fine_tune.complete_config(config).config
     layout = sharding.make_layout()
     run = to_run(config)
     data = open_data(run.data, run.batch_size, layout, run.seed)
@@ -120,19 +120,19 @@ def draw_batch(config: Any, data: Any, batch: dict[str, Any]) -> Any:
     """
     import numpy as np
 
-    from vit_jax.config.defaults import complete
+    from vit_jax.config.defaults import fill_sizes
     from vit_jax.inference import example_set
     from vit_jax.viz import predictions
 
     run = to_run(config)
-    _, task = model_and_task(complete(config, data.info))
+    _, task = model_and_task(fill_sizes(config, data.info))
     batch = example_set.augment(task, batch)
     images = example_set.model_images(task, batch)
     count = min(SHOWN, len(next(iter(batch.values()))))
     rows = {k: v if v.ndim else [v] * count for k, v in batch.items()}
     examples = [{k: np.asarray(v[i]) for k, v in rows.items()} for i in range(count)]
     context = example_set.make_context(data, run.data, model=run.model.name)
-    viz = predictions.find(run.task.name)
+    viz = predictions.find_viz(run.task.name)
     try:
         return viz.draw_batch(None if images is None else list(images[:count]), examples, context)
     except UserError as error:

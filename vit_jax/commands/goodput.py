@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
 
     if args.out is not None:
         check_picture(args.out, '--out')
-    runs = [str(run) for folder in args.runs for run in run_folder.find(paths.path(folder))]
+    runs = [str(run) for folder in args.runs for run in run_folder.find_runs(paths.path(folder))]
     folders = list(dict.fromkeys(runs))
     records = [times.read(paths.path(folder)) for folder in folders]
     by_name = dict(zip(comparison.labels(folders), records, strict=True))

@@ -133,13 +133,13 @@ def from_config(config: Any, image_size: int | None, channels: int | None) -> In
     from vit_jax.profiling import benchmark
     from vit_jax.profiling.batch_spec import row_of
 
-    config, spec, _ = row_of(fine_tune.complete(config).config, image_size, channels)
+    config, spec, _ = row_of(fine_tune.complete_config(config).config, image_size, channels)
     model, task = model_and_task(config)
     example = benchmark.blank_example(spec)
     variables = jax.eval_shape(lambda: step.init_variables(model, task, example, 0))
     settings, remarks = section(config, Lora), []
     if settings.rank:
-        adapters, params = lora.make(settings, model, variables['params'])
+        adapters, params = lora.make_adapters(settings, model, variables['params'])
         variables, remarks = {**variables, 'params': params}, adapters.remarks(params)
     return InspectedModel(config, variables, spec, remarks=remarks)
 

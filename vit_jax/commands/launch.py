@@ -107,7 +107,7 @@ def _check_sweep(file: str) -> ConfigDict:
     sweep.require_packages()
     from vit_jax.sweeps import space, study
 
-    return study.load_base(space.load(file))
+    return study.load_base(space.load_sweep(file))
 
 
 def _check_config(command: str, argv: Sequence[str]) -> ConfigDict | None:
@@ -208,7 +208,7 @@ def tpu(args: argparse.Namespace, command: Sequence[str], config: ConfigDict | N
         prepare=args.setup,
         options=args.gcloud,
     )
-    queued.check(job)
+    queued.check_job(job)
     _rehearse_or_preflight(args, command)
     if args.dry_run:
         print(queued.text(job), end='')

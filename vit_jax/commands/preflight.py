@@ -113,7 +113,7 @@ def check_fit(config: ConfigDict, slice_: str) -> int:
 def _run(args: argparse.Namespace, config: ConfigDict | None) -> int:
     from vit_jax.profiling import topology
 
-    slice_ = topology.parse(args.topology)
+    slice_ = topology.parse_topology(args.topology)
     topology.require_compiler(slice_)
     if args.sweep:
         return _preflight_sweep(args, slice_)
@@ -152,7 +152,7 @@ def _preflight_config(args: argparse.Namespace, config: ConfigDict, slice_: Topo
     from vit_jax.inference import fine_tune
     from vit_jax.profiling import pipeline, preflight
 
-    options, config = _options(args), fine_tune.complete(config).config
+    options, config = _options(args), fine_tune.complete_config(config).config
     if isinstance(args.batch_size, int):
         config = preflight.with_override(config, f'batch_size={args.batch_size}')
     per_core = _measure_per_core(config) if args.data_rate else 0.0
@@ -288,7 +288,7 @@ def _preflight_sweep(args: argparse.Namespace, slice_: Topology) -> int:
     from vit_jax.profiling import preflight
     from vit_jax.sweeps import space
 
-    sweep = space.load(args.sweep, 'preflight')
+    sweep = space.load_sweep(args.sweep, 'preflight')
     rows, refusals = [], []
     for point in sweep.points:
         text = ', '.join(f'{k}={v}' for k, v in point.items())
@@ -381,7 +381,7 @@ def _print_exchanges(console: Any, report: Any) -> None:
 def _print_crossing(console: Any, crossing: Any, name: str) -> None:
     from vit_jax.profiling import topology
 
-    part = topology.parse(name).part
+    part = topology.parse_topology(name).part
     console.print(
         f'between {part}s each host sends and receives {number(crossing.host_bytes / 1e6)} MB per '
         f'step, in {crossing.count:,} arrays of each chip; the bound above does not include this'

@@ -95,7 +95,7 @@ def choose_configs(
     from vit_jax.sweeps import space
 
     assert sweep is not None
-    points = space.load(sweep, 'rehearse')
+    points = space.load_sweep(sweep, 'rehearse')
     configs = {_point_text(point): space.config_of(points, point) for point in points.queue()}
     chosen = list(configs.items())
     yield from chosen[:1] + chosen[1:][-1:]

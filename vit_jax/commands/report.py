@@ -104,7 +104,7 @@ def read(folders: Sequence[str], allowed: Sequence[str] = ()) -> list[Run]:
     Raises:
       UserError: A folder does not contain a run, or a run's config or metadata is damaged.
     """
-    all_runs = [run for folder in folders for run in run_folder.find(paths.path(folder))]
+    all_runs = [run for folder in folders for run in run_folder.find_runs(paths.path(folder))]
     different = list({paths.absolute(run): run for run in all_runs}.values())
     labels = comparison.labels([str(run) for run in different])
     together = zip(labels, different, runs.config_differences(different), strict=True)

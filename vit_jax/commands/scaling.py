@@ -166,7 +166,7 @@ def read_options(args: argparse.Namespace) -> FitOptions:
     against = parse_names(args.against)
     share = table.parse_holdout_share(args.holdout)
     if args.form != averaging.AUTO:
-        forms.find(args.form)
+        forms.find_form(args.form)
     table.find_variants(against, args.form, len(parse_names(args.x)))
     return FitOptions(
         x=parse_names(args.x),
@@ -427,13 +427,13 @@ def coordinates(argv: Sequence[str]) -> int:
     multiples = _parse_multiples(args.multiples)
     if config is None:
         raise UserError('scaling coordinates needs a config: scaling coordinates CONFIG')
-    from vit_jax.rehearsal.coordinates import check
+    from vit_jax.rehearsal.coordinates import check_coordinates
     from vit_jax.runtime.console import progress
     from vit_jax.viz import charts
 
     check_picture(args.out, '--out')
     with progress('trainings', 2 * len(multiples) * args.seeds) as advance:
-        changes = check(config, multiples, args.steps, args.seeds, advance)
+        changes = check_coordinates(config, multiples, args.steps, args.seeds, advance)
     print(f'RMS of the change of each layer by {args.steps} steps')
     print(align(_coordinate_table(changes, multiples), left=2))
     print(save_figure(charts.draw_coordinates(changes, args.steps), args.out, '--out'))

@@ -91,7 +91,7 @@ def create(args: argparse.Namespace) -> int:
     """Create a study from a sweep file and queue its trials."""
     from vit_jax.sweeps import space, study
 
-    created = study.create(space.load(args.file), args.study, args.storage, args.workdir)
+    created = study.create(space.load_sweep(args.file), args.study, args.storage, args.workdir)
     count = len(created.sweep.queue())
     print(f'created {created.name}: {count} trials, runs in {created.folder}')
     return 0

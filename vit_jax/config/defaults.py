@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.config import objects, schema
 from vit_jax.config.run import LEFT_OPEN, Run
-from vit_jax.config.schema import Group, find_section, plain
+from vit_jax.config.schema import Group, find_section, to_plain
 from vit_jax.errors import UserError
 
 # Keys of a data section that determine inputs and labels, with their defaults.
@@ -48,12 +48,12 @@ def _complete(config: ConfigDict, name: str) -> Any:
     """Return the keys of one section with their defaults, without nested sections."""
     group = find_section(config, name)
     if name == 'evals' or not isinstance(group, (ConfigDict, dict)):
-        return plain(group)
+        return to_plain(group)
     declared = schema.parameters(config, name)
     if name == 'model' and group.get('name'):
         return _flat(objects.model_class(group['name']), name, group)
     values = {key: p.default for key, p in declared.items()}
-    values |= {key: plain(value) for key, value in group.items()}
+    values |= {key: to_plain(value) for key, value in group.items()}
     nested = {path for path, _, _ in schema.sections({})}
     return {k: v for k, v in values.items() if f'{name}.{k}' not in nested}
 
@@ -81,11 +81,11 @@ def function_changes(before: ConfigDict, after: ConfigDict) -> Iterator[Change]:
 
 def _flat(cls: Any, section: str, group: Group) -> dict[str, Any]:
     """Collect the keys of a task, or of a model, such as 'block.gelu', with their defaults."""
-    given = {key: plain(value) for key, value in group.items()}
+    given = {key: to_plain(value) for key, value in group.items()}
     if section == 'model':
         from vit_jax.nn import options  # here, since it imports JAX
 
-        return options.complete(cls, given)
+        return options.flatten_fields(cls, given)
     return {key: p.default for key, p in schema.class_keys(cls).items()} | given
 
 
@@ -114,14 +114,14 @@ def _preparations(config: ConfigDict) -> dict[str, Group]:
     training = {key: config.data.get(key) for key in ('vocab', 'buckets')}
     return {
         name: {
-            key: plain(entry.get(key) or training.get(key) or default)
+            key: to_plain(entry.get(key) or training.get(key) or default)
             for key, default in PREPARATION.items()
         }
         for name, entry in (entries or {'data': config.data}).items()
     }
 
 
-def complete(config: ConfigDict, info: Any) -> ConfigDict:
+def fill_sizes(config: ConfigDict, info: Any) -> ConfigDict:
     """Copy a config and fill in the model's sizes that depend on the data.
 
     Args:

@@ -140,8 +140,8 @@ def _nest_model(config: ConfigDict) -> None:
     """Move fields of the model that have their flat names of earlier versions into groups."""
     model = config.get('model')
     if isinstance(model, ConfigDict) and isinstance(model.get('name'), str):
-        nested = objects.merge_fields(model.name, schema.plain(model))
-        if nested != schema.plain(model):
+        nested = objects.merge_fields(model.name, schema.to_plain(model))
+        if nested != schema.to_plain(model):
             _set(config, config, 'model', ConfigDict(nested))
 
 
@@ -174,7 +174,7 @@ def _to_typed(
     groups = config.to_dict()
     vocab = {key: value for key, value in groups['data'].items() if key == 'vocab'}
     groups['evals'] = {name: vocab | entry for name, entry in groups.get('evals', {}).items()}
-    return schema.make(cls, groups, 'config', strict)
+    return schema.make_section(cls, groups, 'config', strict)
 
 
 def section(config: ConfigDict, cls: type[schema.Section]) -> schema.Section:
@@ -186,7 +186,7 @@ def section(config: ConfigDict, cls: type[schema.Section]) -> schema.Section:
     """
     fields = schema.fields(Run).items()
     name = next(key for key, parameter in fields if parameter.annotation is cls)
-    return schema.make(cls, config.get(name, {}), f'config.{name}')
+    return schema.make_section(cls, config.get(name, {}), f'config.{name}')
 
 
 def model_and_task(config: ConfigDict) -> tuple[Any, Any]:

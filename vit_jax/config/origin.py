@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from vit_jax.config.run import Run
-from vit_jax.config.schema import plain, to_group
+from vit_jax.config.schema import to_group, to_plain
 from vit_jax.errors import UserError
 from vit_jax.signatures import function_name, parse_call, parse_sources, transform_names
 from vit_jax.storage.model_ref import ModelRef
@@ -40,7 +40,7 @@ def require_name(name: str, allowed: Sequence[str], what: str) -> None:
 
 def dotted_names(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Return the keys and values of a config whose values are dotted names of modules."""
-    return ((key, name) for key, name in _names(plain(config)) if '.' in name)
+    return ((key, name) for key, name in _names(to_plain(config)) if '.' in name)
 
 
 def trusted_names(run: Run) -> list[str]:

@@ -208,7 +208,7 @@ def _first(known: Parameters, given: dict[str, Any], word: str, others: tuple[st
         raise UserError(nearest('argument', word, others))
     first = next(iter(known))
     if first in given and not isinstance(known[first].default, tuple):
-        raise UserError(f'{nearest("argument", word, known)}: write {describe(known)}')
+        raise UserError(f'{nearest("argument", word, known)}: write {describe_parameters(known)}')
     return first
 
 
@@ -219,7 +219,7 @@ def _parse(name: str, text: str, known: Parameters, others: tuple[str, ...]) -> 
     try:
         value = _BOOLS[text.lower()] if kind is bool else kind(text)
     except (KeyError, ValueError) as error:
-        listed = describe(known)
+        listed = describe_parameters(known)
         raise UserError(f'{name}={text}: not {_NOUNS[kind]}; the arguments are {listed}') from error
     if (choices := choices_of(parameter)) and value not in choices:
         raise UserError(nearest(name, text, [*map(str, choices), *others]))
@@ -237,7 +237,7 @@ def choices_of(parameter: inspect.Parameter) -> tuple[Any, ...]:
     return typing.get_args(annotation) if typing.get_origin(annotation) is typing.Literal else ()
 
 
-def describe(known: Parameters) -> str:
+def describe_parameters(known: Parameters) -> str:
     """`variant=S/16, epochs=90`: parameters with their defaults, or their choices."""
     return ', '.join(
         f'{name}={"|".join(map(str, choices_of(p))) or p.default}' for name, p in known.items()
@@ -253,7 +253,7 @@ def arguments(module: types.ModuleType) -> list[str]:
         if _takes_text(make):
             found.append('...')
         else:
-            found += [describe({name: p}) for name, p in parameters(make).items()]
+            found += [describe_parameters({name: p}) for name, p in parameters(make).items()]
         found += [SMOKE] * hasattr(module, shrink)
     return list(dict.fromkeys(found))
 

@@ -240,7 +240,7 @@ def _require_none(lacking: Sequence[str], where: str) -> None:
         raise UserError(f'{where}: the {are} missing; set one by --{where}.{lacking[0]}=VALUE')
 
 
-def make(cls: type[Section], group: Group, where: str, strict: bool = False) -> Section:
+def make_section(cls: type[Section], group: Group, where: str, strict: bool = False) -> Section:
     """Make the typed section of a group of keys.
 
     Args:
@@ -263,14 +263,17 @@ def make(cls: type[Section], group: Group, where: str, strict: bool = False) -> 
     own, values, remaining = fields(cls), {}, {}
     for key, value in group.items():
         if key not in own:
-            remaining[key] = plain(value)
+            remaining[key] = to_plain(value)
             continue
         kind: Any = own[key].annotation
         if dataclasses.is_dataclass(kind):
-            value = make(cast(Any, kind), value, f'{where}.{key}', strict)
+            value = make_section(cast(Any, kind), value, f'{where}.{key}', strict)
         elif kind == EVALS:
-            value = {k: make(Evaluation, v, f'{where}.{key}.{k}', strict) for k, v in value.items()}
-        values[own[key].name] = plain(value)
+            value = {
+                k: make_section(Evaluation, v, f'{where}.{key}.{k}', strict)
+                for k, v in value.items()
+            }
+        values[own[key].name] = to_plain(value)
     if OPTIONS in getattr(cls, '__dataclass_fields__', {}):
         values[OPTIONS] = remaining
     try:
@@ -280,7 +283,7 @@ def make(cls: type[Section], group: Group, where: str, strict: bool = False) -> 
 
 
 def to_group(section: Any) -> dict[str, Any]:
-    """Return a typed section as a group of keys, with all defaults: the inverse of `make`."""
+    """Convert a typed section to a group of keys with all defaults; inverts `make_section`."""
     group: dict[str, Any] = {}
     for key, parameter in fields(type(section)).items():
         value = getattr(section, parameter.name)
@@ -292,12 +295,12 @@ def to_group(section: Any) -> dict[str, Any]:
     return group | dict(getattr(section, OPTIONS, {}))
 
 
-def plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """Return a value without `ConfigDict`s and lists, which become dicts and tuples."""
     if isinstance(value, _GROUPS):
-        return {key: plain(v) for key, v in value.items()}
+        return {key: to_plain(v) for key, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return tuple(plain(v) for v in value)
+        return tuple(to_plain(v) for v in value)
     return value
 
 

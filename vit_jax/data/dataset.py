@@ -274,7 +274,7 @@ def open_examples(data: Data, numbering: SourceInfo | None = None) -> Examples:
     Raises:
       UserError: if the split is missing, or the source cannot be opened.
     """
-    loaded = vocabulary.load(data.vocab) if data.vocab else None
+    loaded = vocabulary.load_vocabulary(data.vocab) if data.vocab else None
     parsed = parse_transforms(data.transforms, loaded)
     if data.split is None:
         raise UserError(f'{data.source}: missing split; set data.split, such as "train"')
@@ -301,7 +301,7 @@ def make_plan(data: Data, examples: Examples, **options: Any) -> Plan:
     if data.buckets:
         choices['count'] = data.count
     name = choices.pop('plan', next(iter(choices), 'fixed'))
-    return plans.make(name, examples, **options, **choices)
+    return plans.make_plan(name, examples, **options, **choices)
 
 
 def open_dataset(

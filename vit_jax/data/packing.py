@@ -165,7 +165,7 @@ def claim_folder(job: Job) -> Iterator[None]:
         try:
             stack.enter_context(lock.hold(out))
         except lock.InUse as error:
-            owner = lock.describe(lock.holder(out) or {})
+            owner = lock.describe_owner(lock.holder(out) or {})
             raise UserError(
                 f'{out} is being written by another process ({owner}): wait for it, or choose '
                 'another folder'

@@ -315,7 +315,7 @@ class TokenizerJson(Vocabulary):
         return tokenizer
 
 
-def load(path: str | pathlib.Path) -> Tokenizer:
+def load_vocabulary(path: str | pathlib.Path) -> Tokenizer:
     """Load a vocabulary from a file, or 'bytes', which needs no file.
 
     Args:

@@ -73,7 +73,9 @@ def overlay(base: PyTree, trained: PyTree) -> PyTree:
     return traverse_util.unflatten_dict({**flat[0], **flat[1]}, sep='/')
 
 
-def complete(run: TrainedModel, imported: TrainedModel, meta: Mapping[str, Any]) -> TrainedModel:
+def merge_into_base(
+    run: TrainedModel, imported: TrainedModel, meta: Mapping[str, Any]
+) -> TrainedModel:
     """Merge a run's adapters into their kernels, and return the complete model.
 
     Args:
@@ -91,12 +93,12 @@ def complete(run: TrainedModel, imported: TrainedModel, meta: Mapping[str, Any])
         example = {name: jnp.zeros((1, *s.shape), s.dtype) for name, s in run.spec.items()}
         return init_variables(run.model, run.task, example, 0)['params']
 
-    adapters, params = lora.make(options, run.model, jax.eval_shape(initial))
+    adapters, params = lora.make_adapters(options, run.model, jax.eval_shape(initial))
     program = (run.model, run.task)
     base = read_base(imported, init, adapters, program, params, run.image_size)
     key = f'config.init.from={init.checkpoint}'
     require_same(key, base_digest(base), meta['frozen'].get(BASE))
-    merged = lora.merge(overlay(base, run.params), adapters.options.scale)
+    merged = lora.merge_adapters(overlay(base, run.params), adapters.options.scale)
     plain = run.with_groups(lora={})
     return dataclasses.replace(plain, params=jax.tree.map(np.asarray, merged))
 

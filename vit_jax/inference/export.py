@@ -83,7 +83,7 @@ def export(
     weights = {name: np.asarray(x) for name, x in flat.items()}
     weights = quantize(weights) if int8 else weights
     program = exported_program(trained, weights, example, platforms)
-    about = describe(trained, reader, program) | {
+    about = describe_model(trained, reader, program) | {
         'image_size': image_size,
         'int8': int8,
     }
@@ -205,7 +205,7 @@ def dequantize(weights: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def describe(
+def describe_model(
     trained: TrainedModel,
     reader: PhotoReader,
     program: jax.export.Exported,

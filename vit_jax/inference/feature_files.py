@@ -140,7 +140,7 @@ def _lock_parts(folder: pathlib.Path, file: pathlib.Path) -> Iterator[None]:
         try:
             stack.enter_context(lock.hold(folder))
         except lock.InUse as error:
-            owner = lock.describe(lock.holder(folder) or {})
+            owner = lock.describe_owner(lock.holder(folder) or {})
             raise UserError(
                 f'{file} is being written by another process ({owner}): wait for it, or give each '
                 'process separate images and --out'

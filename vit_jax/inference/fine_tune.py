@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 from vit_jax.config import objects
 from vit_jax.config.load import override, section
 from vit_jax.config.run import Init, Model
-from vit_jax.config.schema import class_keys, find_section, plain
+from vit_jax.config.schema import class_keys, find_section, to_plain
 from vit_jax.data import sources
 from vit_jax.data.records import UnknownSplit
 from vit_jax.data.transforms import parse_transforms, without_annotations
@@ -57,7 +57,7 @@ class CompletedConfig:
     notes: tuple[str, ...] = ()
 
 
-def complete(
+def complete_config(
     config: ConfigDict, stored: ConfigDict | None = None, allowed: Sequence[str] = ()
 ) -> CompletedConfig:
     """Complete a config from its checkpoint and its data.
@@ -189,7 +189,7 @@ def _follow_model(config: ConfigDict, checkpoint: TrainedModel) -> str:
         )
     # The new head is a single layer (Dosovitskiy et al. 2021, section 3.2).
     new_head = dict.fromkeys({'num_classes', 'representation_size'} & part.model_config.keys())
-    overrides = {key: value for key, value in plain(config.model).items() if key != 'name'}
+    overrides = {key: value for key, value in to_plain(config.model).items() if key != 'name'}
     name = part.config.model.name
     config.model = objects.merge_fields(name, part.model_config, new_head, overrides)
     _normalize_as(config, part.task_config)
@@ -204,7 +204,7 @@ def _follow_into(
     """Give a config the model `into`, made of a checkpoint's backbone, or the checkpoint's own."""
     from vit_jax.interop import normalization
 
-    overrides = {key: value for key, value in plain(config.model).items() if value is not None}
+    overrides = {key: value for key, value in to_plain(config.model).items() if value is not None}
     new_head = {'num_classes': None, 'name': into}
     if checkpoint.config.model.name == into:
         config.model = objects.merge_fields(into, checkpoint.model_config, overrides, new_head)

@@ -150,7 +150,7 @@ def photo_reader(run: TrainedModel) -> PhotoReader:
         channels,
         None if any_size else tuple(size),
         padded,
-        run.image_size if predictions.find(run.settings.task.name).whole else None,
+        run.image_size if predictions.find_viz(run.settings.task.name).whole else None,
         # For a rectangle, the transforms' center crop would see less than the largest such crop.
         ready=run.step is None and len({*(run.image_size or ())}) == 1,
     )

@@ -360,7 +360,7 @@ def _read_run(
             f'{folder.parent}: adapters (config.lora) are not averaged over checkpoints'
         )
     imported = read(str(section(config, Init).checkpoint), allowed=allowed)
-    return adapted.complete(trained, imported, meta)
+    return adapted.merge_into_base(trained, imported, meta)
 
 
 def _require_unedited(

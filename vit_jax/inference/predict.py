@@ -116,7 +116,7 @@ def predict(
     environment.keep_freed_memory_from_now()
     compile_cache.enable_for_python()
     trained = open_model(path, image_size, **options)
-    viz = predictions.find(trained.settings.task.name)
+    viz = predictions.find_viz(trained.settings.task.name)
     if flags:
         trained, context = adapt_run(trained, viz, _task_flags(viz, flags))
     else:

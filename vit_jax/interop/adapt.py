@@ -265,7 +265,7 @@ def _compare_configs(
     checkpoint_config: Mapping[str, Any], model: Any
 ) -> dict[str, tuple[Any, Any]]:
     """Return (checkpoint's value, model's value) of each shared field where they differ."""
-    model_fields = options.complete(type(model), options.nested_fields(model))
+    model_fields = options.flatten_fields(type(model), options.nested_fields(model))
     leaves = options.leaves(options.regroup(type(model), checkpoint_config))
     pairs = {key: (value, model_fields[key]) for key, value in leaves if key in model_fields}
     return {key: (old, new) for key, (old, new) in pairs.items() if old != new}

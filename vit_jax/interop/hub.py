@@ -70,7 +70,7 @@ def fetch(url: str) -> str:
     with extras.needed_by(f'{url}: {SCHEME}', 'hub'):
         import huggingface_hub as hub
         from huggingface_hub import constants
-    uri = parse(url)
+    uri = parse_url(url)
     if constants.HF_HUB_OFFLINE:
         return _find_cached(uri, 'HF_HUB_OFFLINE is set')
     if not urllib.request.getproxies():
@@ -94,7 +94,7 @@ def fetch(url: str) -> str:
     return _checkpoint_path(local, files)
 
 
-def parse(url: str) -> HfUri:
+def parse_url(url: str) -> HfUri:
     """Parse a URL.
 
     Raises:

@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 from vit_jax.config import objects
 from vit_jax.config.load import to_inference
 from vit_jax.config.run import Data, Inference, Model, Task
-from vit_jax.config.schema import make
+from vit_jax.config.schema import make_section
 from vit_jax.data import numbering, vocabulary
 from vit_jax.data.batches import Spec
 from vit_jax.data.records import SourceInfo
@@ -140,7 +140,7 @@ class TrainedModel:
     def data(self) -> Data:
         """Data section of the first evaluation, or of training if there is none."""
         if not self.config.evals:
-            return make(Data, self.config.data, 'config.data')
+            return make_section(Data, self.config.data, 'config.data')
         return next(iter(self.settings.evals.values()))
 
     @property
@@ -161,17 +161,17 @@ class TrainedModel:
           UserError: if the vocabulary cannot be read.
         """
         path = self.data.vocab or self.settings.data.vocab
-        return vocabulary.load(path) if path else None
+        return vocabulary.load_vocabulary(path) if path else None
 
     @functools.cached_property
     def model(self) -> Any:
         """Linen module of `config.model`."""
-        return objects.make_model(make(Model, self.config.model, 'config.model'))
+        return objects.make_model(make_section(Model, self.config.model, 'config.model'))
 
     @functools.cached_property
     def task(self) -> Any:
         """Task of `config.task`."""
-        return objects.make_task(make(Task, self.config.task, 'config.task'))
+        return objects.make_task(make_section(Task, self.config.task, 'config.task'))
 
     @property
     def classes(self) -> SourceInfo | None:

@@ -96,7 +96,7 @@ class CloudJob:
         command.require_bucket(self.launcher, self.words)
 
 
-def parse(tpu: str) -> tuple[str, int]:
+def parse_type(tpu: str) -> tuple[str, int]:
     """Parse generation and size of a type such as `v5litepod-8`.
 
     Raises:
@@ -126,27 +126,27 @@ def accelerator_type(tpu: str) -> str:
 
 def hosts(tpu: str) -> int:
     """Return the number of machines of a slice; each runs one process."""
-    name, size = parse(tpu)
+    name, size = parse_type(tpu)
     generation = GENERATIONS[name]
     return 1 if size <= generation.single else size // generation.step
 
 
 def runtime(tpu: str) -> str:
     """Return the image of the slice's machines; UserError if only GKE offers them."""
-    if not (image := GENERATIONS[parse(tpu)[0]].runtime):
+    if not (image := GENERATIONS[parse_type(tpu)[0]].runtime):
         raise UserError(f'launch: --tpu {tpu}: not in the Cloud TPU API; use launch gke')
     return image
 
 
 def chips(tpu: str) -> int:
     """Return the number of chips of a slice."""
-    name, size = parse(tpu)
+    name, size = parse_type(tpu)
     return size // GENERATIONS[name].cores
 
 
 def topology(tpu: str) -> str:
     """Return the most cubic shape of a slice, such as `4x4`; '' if sides are not powers of 2."""
-    name, _ = parse(tpu)
+    name, _ = parse_type(tpu)
     doublings, dims = chips(tpu).bit_length() - 1, 2 if GENERATIONS[name].cores == 1 else 3
     if 2**doublings != chips(tpu):
         return ''
@@ -166,7 +166,7 @@ def check_slices(launcher: str, tpu: str, slices: int, min_slices: int) -> None:
     Raises:
       UserError: if they cannot.
     """
-    if slices > 1 and (name := parse(tpu)[0]) in SINGLE_SLICE:
+    if slices > 1 and (name := parse_type(tpu)[0]) in SINGLE_SLICE:
         raise UserError(
             f'launch {launcher}: --slices {slices}: slices of {name} cannot work together; those '
             'of v4 and later can'

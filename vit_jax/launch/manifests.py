@@ -279,7 +279,7 @@ def _nodes(job: GkeJob) -> dict[str, str]:
     """Select nodes by their labels."""
     cloud = 'cloud.google.com/gke'
     return {
-        f'{cloud}-tpu-accelerator': cloud_tpu.GENERATIONS[cloud_tpu.parse(job.tpu)[0]].gke,
+        f'{cloud}-tpu-accelerator': cloud_tpu.GENERATIONS[cloud_tpu.parse_type(job.tpu)[0]].gke,
         f'{cloud}-tpu-topology': job.topology or cloud_tpu.topology(job.tpu),
         **({f'{cloud}-spot': 'true'} if job.spot else {}),
         **({f'{cloud}-flex-start': 'true'} if job.flex_start else {}),
@@ -318,7 +318,7 @@ def _check_jobset(job: GkeJob) -> None:
             f'launch gke: --slices {job.slices}: GKE joins slices of several machines each, and '
             f'{job.tpu} is one'
         )
-    if not cloud_tpu.GENERATIONS[cloud_tpu.parse(job.tpu)[0]].gke:
+    if not cloud_tpu.GENERATIONS[cloud_tpu.parse_type(job.tpu)[0]].gke:
         raise UserError(f'launch gke: --tpu {job.tpu}: GKE offers v4 and later')
     if not _has_chips(
         job.topology or cloud_tpu.topology(job.tpu), chips := cloud_tpu.chips(job.tpu)

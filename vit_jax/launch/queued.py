@@ -277,7 +277,7 @@ class TpuJob(CloudJob):
         return remote.start(self.name, words, {**cloud_tpu.ENVIRON, **self.env})
 
 
-def check(job: TpuJob) -> None:
+def check_job(job: TpuJob) -> None:
     """Check the job before anything is rented.
 
     Raises:

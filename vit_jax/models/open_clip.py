@@ -15,7 +15,7 @@ from vit_jax.models import siglip, vit
 from vit_jax.models.clip import variant as variant
 from vit_jax.models.siglip import LogitFields
 from vit_jax.models.text_encoder import check_eos
-from vit_jax.nn.options import POOLS, PlainBlockFields, PoolKind, complete, regroup
+from vit_jax.nn.options import POOLS, PlainBlockFields, PoolKind, flatten_fields, regroup
 
 HEADS = ('image', 'text', 'logits')
 
@@ -81,8 +81,8 @@ class Model(siglip.Model):
         if signatures.function_name(node) != 'vit':
             raise UserError(f'image_options={self.image_options!r}: write it as vit(...)')
         _, options = signatures.arguments(node)
-        defaults = complete(vit.Model, {})
-        for name, value in complete(vit.Model, options).items():
+        defaults = flatten_fields(vit.Model, {})
+        for name, value in flatten_fields(vit.Model, options).items():
             check_choice('option of the image tower', name, tuple(defaults))
             kind = type(defaults[name])
             wide = (int, float) if kind is float else kind

@@ -126,7 +126,7 @@ class Model(base.PatchModel):
     head_layers: ClassVar[tuple[str, ...]] = ('pre_logits', 'head')
 
     def __post_init__(self) -> None:
-        options.check(self)
+        options.check_groups(self)
         check_fields(self, 'attention', 'dtype', 'remat', 'dropout', 'block.residual_dtype')
         check_fields(self, 'block.attention_dropout', 'block.drop_path')
         check_multiple('width', self.width, 'num_heads', self.num_heads)

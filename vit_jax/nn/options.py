@@ -215,7 +215,7 @@ CHOICES: Mapping[str, Iterable[str]] = {
 }
 
 
-def check(model: Any) -> None:
+def check_groups(model: Any) -> None:
     """Check the groups `block`, `positions`, `pool` and `head` of a model.
 
     Raises:
@@ -361,7 +361,7 @@ def _accepts(annotation: Any, value: Any) -> bool:
     return type(value) in wide or (not isinstance(value, bool) and isinstance(value, tuple(wide)))
 
 
-def complete(cls: type, fields: Mapping[str, Any]) -> dict[str, Any]:
+def flatten_fields(cls: type, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Flatten the fields of a model to dotted paths such as 'block.gelu', with all defaults."""
     merged = regroup(cls, defaults(cls), fields)
     in_groups = {key: merged.pop(key) for key, value in defaults(cls).items() if is_group(value)}

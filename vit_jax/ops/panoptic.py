@@ -34,7 +34,7 @@ class Segments(NamedTuple):
     queries: Int[np.ndarray, ' S']
 
 
-def merge(
+def merge_segments(
     scores: Float[np.ndarray, ' Q'],
     labels: Int[np.ndarray, ' Q'],
     things: Bool[np.ndarray, ' Q'],
@@ -157,9 +157,9 @@ def from_prediction(
     Args:
       prediction: Prediction of the task `segment_panoptic`. Masks are resized to the padded image
         and cropped to the real one.
-      place: See `merge`.
+      place: See `merge_segments`.
       threshold: Minimum score.
-      overlap: Use `merge_by_overlap` instead of `merge`.
+      overlap: Use `merge_by_overlap` instead of `merge_segments`.
       size: Height and width, with `overlap`, of the image to which logits are interpolated before
         merging, instead of mapping pixels with `place` afterwards.
     """
@@ -177,7 +177,7 @@ def from_prediction(
         prediction[name][confident] for name in ('scores', 'labels', 'things')
     )
     masks = masks[:height, :width].transpose(2, 0, 1)
-    numbers, queries = merge(scores, labels, things, masks, place, threshold)
+    numbers, queries = merge_segments(scores, labels, things, masks, place, threshold)
     return Segments(numbers, confident[queries])
 
 

@@ -142,7 +142,7 @@ def _norms(part: Part, matrix: Any) -> jax.Array:
     return jnp.sqrt(jnp.sum(matrix**2, axis=part.columns))
 
 
-def merge(params: PyTree, scale: float) -> PyTree:
+def merge_adapters(params: PyTree, scale: float) -> PyTree:
     """Merge adapters into their kernels, and drop them from the tree.
 
     Args:
@@ -248,7 +248,7 @@ class Adapters:
         return [f'{kind} of rank {self.options.rank}: {trained:,} parameters are trained and saved']
 
 
-def make(lora: Lora, model: Any, params: PyTree) -> tuple[Adapters, PyTree]:
+def make_adapters(lora: Lora, model: Any, params: PyTree) -> tuple[Adapters, PyTree]:
     """Make the adapters of a run, and the shapes of its parameters with them.
 
     Args:
@@ -286,7 +286,7 @@ class Adapted:
 
     def apply(self, variables: Mapping[str, PyTree], *inputs: Any, **options: Any) -> Any:
         """Call `model.apply` with merged kernels."""
-        merged = {**variables, 'params': merge(variables['params'], self.scale)}
+        merged = {**variables, 'params': merge_adapters(variables['params'], self.scale)}
         return self.model.apply(merged, *inputs, **options)
 
     def __getattr__(self, name: str) -> Any:

@@ -57,7 +57,7 @@ _VECTOR = re.compile(r'(?<!position_)(?<!relative_)(bias|scale)$')
 _FRACTIONS = ('b1', 'b2', 'b3', 'beta2_cap', 'momentum', 'decay', 'rho')  # keywords in [0, 1)
 
 
-def make(
+def make_optimizer(
     params: PyTree,
     optim: Optim,
     times: Durations,
@@ -99,7 +99,7 @@ def make(
         decay_mults = mup.decay_rules(factors, decay_mults)
         before = [scale_by_path(lambda path: factors[path].gradient)]
         after = [scale_by_path(lambda path: factors[path].update_factor())]
-    rate = schedules.make(optim.schedule, optim.lr, times)
+    rate = schedules.make_schedule(optim.schedule, optim.lr, times)
     decay = schedules.strength(optim.decay_schedule, optim.weight_decay, times)
     clip = optim.clip_norm
     tx = optax.chain(
@@ -131,7 +131,7 @@ def _delays(optim: Optim, times: Durations, rate: optax.Schedule) -> list[Delay]
             schedule = dataclasses.replace(optim.schedule, warmup=warmup[0])
             remaining_steps = max(times.total_steps - first, 1)
             delayed_factor = _ratio(
-                schedules.make(schedule, optim.lr, times, remaining_steps), first, rate
+                schedules.make_schedule(schedule, optim.lr, times, remaining_steps), first, rate
             )
         delays.append((pattern, first, delayed_factor))
     return delays
@@ -206,7 +206,7 @@ def factory(name: str) -> Callable[..., optax.GradientTransformation]:
 
 
 def options(name: str) -> Parameters:
-    """Return the keywords that `make` passes to an optimizer.
+    """Return the keywords that `make_optimizer` passes to an optimizer.
 
     Raises:
       UserError: if the optimizer does not exist, or needs more than gradients.

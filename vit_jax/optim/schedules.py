@@ -17,7 +17,7 @@ from vit_jax.errors import UserError, nearest
 SHORTENED = 10  # a warm-up that does not fit takes one part in this many of the run
 
 
-def make(
+def make_schedule(
     schedule: Schedule, peak: float, times: Durations, total_steps: int | None = None
 ) -> optax.Schedule:
     """Make a number a function of the steps already taken; constant after the last step.
@@ -85,7 +85,7 @@ def strength(
     if schedule == Schedule():
         return peak
     assert times is not None, 'a schedule needs the length of the run'
-    return make(schedule, peak, times)
+    return make_schedule(schedule, peak, times)
 
 
 @dataclasses.dataclass(frozen=True)

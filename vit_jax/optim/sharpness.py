@@ -32,7 +32,7 @@ def remarks(sam: Sam) -> list[str]:
     return [f'sharpness-aware, rho {sam.rho}: two gradients a step, about twice its time']
 
 
-def make(
+def make_sharpness_aware(
     sam: Sam, schedule: Schedule, times: Durations | None
 ) -> Callable[[Differentiate, jax.Array], Differentiate]:
     """Return a function that makes `gradients.separable` or `coupled` sharpness-aware at a step.

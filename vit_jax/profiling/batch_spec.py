@@ -60,10 +60,10 @@ def row_of(config: ConfigDict, image_size: int | None = None, channels: int | No
       UserError: if no size is given and the data cannot be opened.
     """
     if image_size is None and channels is None:
-        schema.make(Data, config.get('data', {}), 'config.data', strict=True)
+        schema.make_section(Data, config.get('data', {}), 'config.data', strict=True)
         run = to_run(config)
         plan = _open_text(run).plan if run.data.buckets else _open_images(run)
-        completed = defaults.complete(config, plan.info)
+        completed = defaults.fill_sizes(config, plan.info)
         return Row(completed, {**plan.spec, **index_and_mask(plan.slots)}, plan.examples_per_row)
     if to_run(config).data.buckets:
         raise UserError('--image-size and --channels apply to images, and this config to text')
@@ -72,7 +72,7 @@ def row_of(config: ConfigDict, image_size: int | None = None, channels: int | No
         if value < 1:
             raise UserError(f'{flag} {value}: must be at least 1')
     if to_run(config).model.options.get('num_classes', CLASSES) is None:
-        config = defaults.complete(config, SourceInfo(CLASSES, ()))
+        config = defaults.fill_sizes(config, SourceInfo(CLASSES, ()))
     return Row(config, {**benchmark.image_spec(size, channels), **index_and_mask()})
 
 
@@ -94,7 +94,7 @@ def _open_images(run: Run) -> Plan:
 
 def plan_of(data: Data, batch_size: int, source: Subset) -> Plan:
     """Make the plan of a data section, for its source or black images in its place."""
-    vocab = vocabulary.load(data.vocab) if data.vocab else None
+    vocab = vocabulary.load_vocabulary(data.vocab) if data.vocab else None
     examples = Examples(source, parse_transforms(data.transforms, vocab))
     return make_plan(data, examples, batch_size=batch_size)
 

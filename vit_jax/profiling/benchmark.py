@@ -298,7 +298,9 @@ class PreparedSteps:
         )
 
         def tx(params: Any) -> Any:
-            return optim.make(params, optimizer, Durations(1, 1, 1), self.model.layer_order())[0]
+            return optim.make_optimizer(
+                params, optimizer, Durations(1, 1, 1), self.model.layer_order()
+            )[0]
 
         return time_train(
             self.model,
@@ -323,7 +325,7 @@ class PreparedSteps:
         from vit_jax.optim import lora
 
         shapes = jax.eval_shape(lambda: _init_variables(self.model, self.task, spec, 0, None))
-        return lora.make(self.run.lora, self.model, shapes['params'])[0]
+        return lora.make_adapters(self.run.lora, self.model, shapes['params'])[0]
 
 
 def prepare(run: Run, rows: int) -> PreparedSteps:

@@ -76,7 +76,7 @@ def compile_step(
       UserError: without the compiler, or for a mistake in the request.
       RuntimeError: if the compiler fails.
     """
-    target = topology.parse(request['topology'])
+    target = topology.parse_topology(request['topology'])
     topology.require_compiler(target)
     on_gpus = isinstance(target.chip, topology.Gpu)
     if on_gpus and cycles:

@@ -185,12 +185,12 @@ def data_facts(
     if run.data.plan and image_size is None:
         plan = _plan_of(run.data, run.batch_size)
         epoch = len(plan.members) if examples is None else round(examples)
-        run = to_run(defaults.complete(config, plan.info))
+        run = to_run(defaults.fill_sizes(config, plan.info))
         examples_per_step = plan.examples_per_step
         return DataFacts(run, plan.shapes, epoch, examples_per_step, plan.tokens_per_step)
     if run.data.buckets:
         data = _open_text(run, examples, image_size)
-        run = to_run(defaults.complete(config, data.info))
+        run = to_run(defaults.fill_sizes(config, data.info))
         examples_per_step = data.plan.examples_per_step
         return DataFacts(
             run, data.shapes, data.num_examples, examples_per_step, data.plan.tokens_per_step
@@ -250,7 +250,7 @@ def _image_spec(config: ConfigDict, image_size: int | None) -> tuple[ConfigDict,
         row = row_of(config, image_size)
         return row.config, row.example
     plan = _plan_of(to_run(config).data, 1)
-    return defaults.complete(config, plan.info), dict(plan.spec)
+    return defaults.fill_sizes(config, plan.info), dict(plan.spec)
 
 
 def _plan_of(data: Data, batch_size: int) -> Plan:

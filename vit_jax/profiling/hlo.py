@@ -147,7 +147,7 @@ class Module:
     entry: Computation
 
 
-def parse(text: str) -> Module:
+def parse_module(text: str) -> Module:
     """Parse the text of a module.
 
     Raises:

@@ -225,7 +225,7 @@ def report(compiled: Compiled, topology: Topology, step: str, kind: int = -1) ->
         needed, usable = compiled.overflow
         memory = estimated_memory(facts['state'], needed)
         return Report(memory=memory, needed=needed, usable=usable, fits=False, **common)
-    module = hlo.parse(compiled.module)
+    module = hlo.parse_module(compiled.module)
     memory = memory_parts(compiled.buffers, module)
     common |= {
         'memory': memory,

@@ -208,7 +208,7 @@ class Topology:
 
     @property
     def name(self) -> str:
-        """Name that `parse` reads: `v5e:4x4`, or `2xv5e:4x4` for two slices."""
+        """Name that `parse_topology` reads: `v5e:4x4`, or `2xv5e:4x4` for two slices."""
         return self.slice_name if self.slices == 1 else f'{self.slices}x{self.slice_name}'
 
     @property
@@ -258,7 +258,7 @@ class Topology:
         return 1 if is_single_host else -(-self.slice_chips // CHIPS_PER_HOST)
 
 
-def parse(text: str) -> Topology:
+def parse_topology(text: str) -> Topology:
     """Parse the name of a slice: `v5e:4x4`, or an accelerator type, `v5litepod-16`, `tpu-v4-32`.
 
     The number after the hyphen counts cores on v4, v5p and TPU7x, two per chip, and chips on the
@@ -269,7 +269,7 @@ def parse(text: str) -> Topology:
       UserError: for any other text.
     """
     if several := SEVERAL.fullmatch(text):
-        count, single = int(several[1] or several[4]), parse(several[2] or several[3])
+        count, single = int(several[1] or several[4]), parse_topology(several[2] or several[3])
         if not count or single.slices > 1:
             raise UserError(f'--topology {text!r}: write NUMBERxSLICE, such as 2xv5e:4x4')
         return dataclasses.replace(single, slices=count)

@@ -79,7 +79,7 @@ def lower(compiled_run: Program, kind: Shape, step: str = 'train') -> Any:
     return compiled.lower(compiled_run.target.variables, batch)
 
 
-def describe(compiled_run: Program, facts: DataFacts, refusal: str) -> dict[str, Any]:
+def collect_facts(compiled_run: Program, facts: DataFacts, refusal: str) -> dict[str, Any]:
     """Collect the facts that do not depend on the compiler, as JSON values."""
     params = jax.tree.leaves(compiled_run.abstract_state.params)
     return {
@@ -129,9 +129,9 @@ def main(request: Mapping[str, Any], folder: pathlib.Path) -> None:
       folder: Folder for the compiler's output.
     """
     facts = data_facts(from_dict(request['config']), request['examples'], request['image_size'])
-    devices = topology.devices(topology.parse(request['topology']))
+    devices = topology.devices(topology.parse_topology(request['topology']))
     compiled_run, refusal = program(facts, devices)
-    (folder / FACTS).write_text(json.dumps(describe(compiled_run, facts, refusal)))
+    (folder / FACTS).write_text(json.dumps(collect_facts(compiled_run, facts, refusal)))
     lowered = lower(compiled_run, facts.kinds[request['kind']], request['step'])
     memory = lowered.compile().memory_analysis()
     fields = ('argument', 'output', 'alias', 'temp', 'generated_code')

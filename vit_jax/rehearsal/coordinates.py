@@ -30,7 +30,7 @@ from vit_jax.viz.charts import Change
 _BLOCK = re.compile(r'(block_\d+|blocks)/__call__$')
 
 
-def check(
+def check_coordinates(
     config: ConfigDict,
     multiples: Sequence[int],
     steps: int,

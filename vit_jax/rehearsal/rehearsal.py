@@ -109,7 +109,7 @@ def _without_steps(
         yield _run_trial(f'writer {name}', partial(_check_writer, name))
     start_time = time.perf_counter()
     try:
-        config = fine_tune.complete(config, None, allowed).config
+        config = fine_tune.complete_config(config, None, allowed).config
     except UserError as error:
         yield Row('config', FAILED, time.perf_counter() - start_time, str(error))
         return

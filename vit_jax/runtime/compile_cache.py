@@ -40,7 +40,7 @@ def enable_for_python() -> None:
         compilation_cache.reset_cache()
 
 
-def describe() -> str:
+def describe_cache() -> str:
     """Describe in a line where compiled programs are kept."""
     folder = jax.config.values['jax_compilation_cache_dir']
     if not jax.config.values['jax_enable_compilation_cache']:

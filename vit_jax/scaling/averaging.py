@@ -184,7 +184,9 @@ def fit_average(
       UserError: See `curve_fit.fit`.
     """
     if x.ndim == 2 and x.shape[1] > 1:
-        return curve_fit.fit(forms.find('joint'), x, y, bootstrap=bootstrap, seed=seed, seeds=seeds)
+        return curve_fit.fit(
+            forms.find_form('joint'), x, y, bootstrap=bootstrap, seed=seed, seeds=seeds
+        )
     hold_outs = {name: hold_out_upper(name, x, y, seeds) for name in CANDIDATES}
     inner = {name: result for name, result in hold_outs.items() if result is not None}
     errors = {name: error for name, (error, _) in inner.items()}
@@ -230,7 +232,7 @@ def _fit_forms(
         span_seeds = seeds.take(in_span) if seeds else None
         count = min(bootstrap, 1) if fits or np.isfinite(span) else bootstrap
         try:
-            form = forms.find(name)
+            form = forms.find_form(name)
             fit = curve_fit.fit(
                 form, x[in_span], y[in_span], bootstrap=count, seed=seed, seeds=span_seeds
             )
@@ -353,7 +355,7 @@ def hold_out_upper(
     Returns:
       Error of log y above, and noise below; None if the points are too few.
     """
-    form = forms.find(name)
+    form = forms.find_form(name)
     if len(y) <= len(form.names):
         return None
     x = _first_column(x)
@@ -389,14 +391,14 @@ def _rank_forms(errors: Mapping[str, float]) -> list[str]:
 
     def rank(name: str) -> tuple[bool, int, float]:
         tied = errors[name] <= tie
-        return not tied, len(forms.find(name).names) if tied else 0, errors[name]
+        return not tied, len(forms.find_form(name).names) if tied else 0, errors[name]
 
     return sorted(errors, key=rank)
 
 
 def _fit_few(x: np.ndarray, y: np.ndarray, seeds: Seeds | None) -> curve_fit.Fit:
     """Fit the largest form with fewer parameters than points, and add a note."""
-    form = forms.simplify(forms.find('shifted'), len(y))
+    form = forms.simplify(forms.find_form('shifted'), len(y))
     curve_fit.require_more(form, len(y), seeds)
     fit = curve_fit.fit(form, x, y, seeds=seeds)
     note = f'{len(y)} points are too few to hold some out: fitted by {form.name}'

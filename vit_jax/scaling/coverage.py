@@ -80,7 +80,7 @@ class Simulation:
             raise UserError(
                 f'--form {self.form}: cannot be simulated; choose one of {", ".join(FORMS)}'
             )
-        least_points = 12 if self.form == averaging.AUTO else len(forms.find(self.form).names)
+        least_points = 12 if self.form == averaging.AUTO else len(forms.find_form(self.form).names)
         least = {'points': least_points, 'curves': 1, 'bootstrap': 1}
         for name, number in least.items():
             if getattr(self, name) < number:
@@ -199,7 +199,7 @@ def measure(setting: Simulation, seed: int = 0) -> dict[str, float]:
 
 def _measure_one(setting: Simulation, rng: np.random.Generator) -> dict[str, float]:
     """Return whether the bands of one curve contain its law, {name: share}."""
-    form = forms.find(setting.form)
+    form = forms.find_form(setting.form)
     x = np.geomspace(1.0, SPAN, setting.points)
     law = _draw(form, rng)
     y = law_value(law, x) * np.exp(setting.noise * rng.standard_normal(len(x)))
@@ -271,7 +271,7 @@ def _simulate(law: SyntheticLaw, setting: Simulation, rng: np.random.Generator) 
 
 def draw_curve(law: SyntheticLaw, rng: np.random.Generator) -> Callable[[np.ndarray], np.ndarray]:
     """Draw the log of a law as a function of x [N, 1], with its kink or wiggle."""
-    form, theta = forms.find(law.form), draw_law(law.form, rng)
+    form, theta = forms.find_form(law.form), draw_law(law.form, rng)
     place, change = SPAN ** rng.uniform(0.3, 0.7), law.kink * rng.uniform(-1.0, 1.0)
     period, phase = rng.uniform(1.0, 3.0), rng.uniform(0.0, 2 * np.pi)
 
@@ -386,7 +386,7 @@ def prediction_error(
     """
     form, theta, used = DESIGN_LAWS[law]
     slopes = [
-        forms.find(form).log_value(np.array(theta), at[:, None] / largest)[1][:, :used]
+        forms.find_form(form).log_value(np.array(theta), at[:, None] / largest)[1][:, :used]
         for at in (x, np.array([target]))
     ]
     information = slopes[0].T @ (counts[:, None] * slopes[0])

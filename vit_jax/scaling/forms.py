@@ -66,7 +66,7 @@ class Form:
 
     def __reduce__(self) -> tuple[Callable[[str], Form], tuple[str]]:
         """Pickle a form by its name: its functions cannot be pickled."""
-        return find, (self.name,)
+        return find_form, (self.name,)
 
     def scales(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, float]:
         """Compute the units of a fit: geometric means of x [K] and of y."""
@@ -76,7 +76,7 @@ class Form:
         return means, float(np.exp(np.log(y).mean()))
 
 
-def find(name: str) -> Form:
+def find_form(name: str) -> Form:
     """Look up a form by name.
 
     Raises:

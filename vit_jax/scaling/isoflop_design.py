@@ -166,7 +166,7 @@ def _joint_error(
     design: StudyDesign, law: dict[str, float], target: float, noise: float
 ) -> float | None:
     """Compute the standard error of ln N* by the joint law; None if runs do not determine it."""
-    form = forms.find('joint')
+    form = forms.find_form('joint')
     theta = np.array([np.log(law['A']), ALPHA, np.log(law['B']), BETA, law['E']])
     slopes = form.log_value(theta, design.x)[1]
     information = slopes.T @ (design.counts[:, None] * slopes)

@@ -24,7 +24,7 @@ def fit_joint(runs: Points, bootstrap: int) -> tuple[curve_fit.Fit | None, list[
     if reason := _explain_proportional(runs):
         return None, [f'no joint law: {reason}']
     try:
-        form = forms.find('joint')
+        form = forms.find_form('joint')
         fit = curve_fit.fit(form, runs.x, runs.y, bootstrap=bootstrap, seeds=runs.seeds)
     except UserError as e:
         return None, [f'no joint law: {e}']

@@ -127,7 +127,7 @@ def group_indices(keys: Sequence[object]) -> np.ndarray:
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys], int)
 
 
-def merge(log_y: np.ndarray, which: np.ndarray) -> tuple[np.ndarray, Seeds]:
+def merge_seeds(log_y: np.ndarray, which: np.ndarray) -> tuple[np.ndarray, Seeds]:
     """Average log y [N] over runs, with their seeds; `which` [M] is the point of each run."""
     counts = np.bincount(which)
     mean = np.bincount(which, log_y) / counts
@@ -138,7 +138,7 @@ def centers(x: np.ndarray, which: np.ndarray) -> np.ndarray:
     """Average x [M, K] geometrically over the runs of each point [N, K]; exact where equal."""
     first = x[np.unique(which, return_index=True)[1]]
     log_ratio = np.log(x / first[which])
-    return first * np.exp([merge(column, which)[0] for column in log_ratio.T]).T
+    return first * np.exp([merge_seeds(column, which)[0] for column in log_ratio.T]).T
 
 
 def pool_noise(residuals: np.ndarray, free: int, seeds: Seeds) -> Noise:

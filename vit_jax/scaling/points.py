@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.scaling.noise import SETTING, Seeds, centers, group_indices, merge
+from vit_jax.scaling.noise import SETTING, Seeds, centers, group_indices, merge_seeds
 from vit_jax.scaling.rows import Numbered, Row, cell, drop_copies, is_unfinished, number, sort_keys
 
 COUNTED = {
@@ -228,7 +228,7 @@ def _merge_runs(
       rows.
     """
     which = group_indices([name or tuple(at) for name, at in zip(settings, x, strict=True)])
-    log_y, seeds = merge(np.log(y), which)
+    log_y, seeds = merge_seeds(np.log(y), which)
     if not seeds.several:
         return (*x.T, y), seeds, []
     merged = centers(x, which)

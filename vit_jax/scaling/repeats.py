@@ -44,7 +44,7 @@ def convert_to_new_data(runs: Points, bootstrap: int) -> tuple[Points, Fit | Non
 
 def _fit(runs: Points, bootstrap: int) -> tuple[Fit | None, str]:
     """Fit the law of repeats; None and the reason if it cannot be fitted."""
-    form = forms.find('repeated')
+    form = forms.find_form('repeated')
     unique = np.log(runs.unique)
     design = np.stack([np.ones_like(unique), np.log(runs.n), np.log(runs.d)], axis=1)
     residuals = unique - design @ np.linalg.lstsq(design, unique, rcond=None)[0]

@@ -36,7 +36,7 @@ def summarize(curves: Sequence[Curve], options: FitOptions, workers: int = 1) ->
         'x': list(options.x),
         'y': options.y,
         'form': options.form,
-        'formula': averaging.FORMULA if auto else forms.find(options.form).formula,
+        'formula': averaging.FORMULA if auto else forms.find_form(options.form).formula,
         'curves': [_curve_summary(curve, options) for curve in curves],
         'median_holdout_rmse': _median([curve.holdout_rmse for curve in curves]),
         'bands_hold_last': {'held': sum(holds), 'of': len(holds)},
@@ -155,7 +155,7 @@ def describe_forms(summary: Mapping[str, Any]) -> str:
     used = collections.Counter(
         f'by {summary["formula"]}'
         if len(curve.get('forms', ())) > 1
-        else f'of the form `{forms.find(curve["form"]).formula}`'
+        else f'of the form `{forms.find_form(curve["form"]).formula}`'
         for curve in summary['curves']
         if curve['params']
     )

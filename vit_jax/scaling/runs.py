@@ -47,7 +47,7 @@ def collect(folders: Sequence[str | paths.Path], flops_of: FlopsOf) -> list[dict
 
 def find_runs(folders: Sequence[str | paths.Path]) -> tuple[list[paths.Path], list[str]]:
     """Find the runs in folders, without trunks, and a line for each trunk; see `collect`."""
-    all_runs = [run for folder in folders for run in run_folder.find(paths.path(folder))]
+    all_runs = [run for folder in folders for run in run_folder.find_runs(paths.path(folder))]
     different = list(dict.fromkeys(all_runs))
     left_out = trunk_notes(different)
     return [run for run in different if run not in left_out], list(left_out.values())

@@ -13,7 +13,7 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.scaling import averaging, curve_fit, forms, isoflop
 from vit_jax.scaling.curve_fit import LOG_HUBER, Objective
-from vit_jax.scaling.noise import Seeds, centers, merge, point_indices, single_runs
+from vit_jax.scaling.noise import Seeds, centers, merge_seeds, point_indices, single_runs
 from vit_jax.scaling.parallel import map_items
 from vit_jax.scaling.rows import Numbered, Row, cell, drop_copies, label, number, sort_keys
 
@@ -127,7 +127,7 @@ class Variant:
         """Fit points without a bootstrap; raise UserError like `curve_fit.fit`."""
         if self.form == averaging.AUTO:
             return averaging.fit_average(x, y, seeds=seeds)
-        form = forms.find(self.form)
+        form = forms.find_form(self.form)
         return curve_fit.fit(form, x, y, objective=self.objective, starts=self.starts, seeds=seeds)
 
 
@@ -142,8 +142,8 @@ def fit_curves(rows: Sequence[Row], options: FitOptions, workers: int = 1) -> li
     """
     variants = find_variants(options.against, options.form, len(options.x))
     for name in (options.form, *(other.form for other in variants)):
-        if name != averaging.AUTO and forms.find(name).columns != len(options.x):
-            raise UserError(f'--form {name}: --x takes {forms.find(name).columns} column(s)')
+        if name != averaging.AUTO and forms.find_form(name).columns != len(options.x):
+            raise UserError(f'--form {name}: --x takes {forms.find_form(name).columns} column(s)')
     if options.target is not None and len(options.x) > 1:
         raise UserError('--target: takes one column of x; for a form of N and D: scaling optimal')
     groups: dict[tuple[str, ...], list[Numbered]] = {}
@@ -388,7 +388,7 @@ def _merge_seeds(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, Seeds]:
     """Average x and y geometrically over seeds; a point is fitted if all its runs are."""
     which = point_indices(group, x, options.seed)
-    log_y, seeds = merge(np.log(y), which)
+    log_y, seeds = merge_seeds(np.log(y), which)
     if not seeds.several:
         return x, y, fit_mask, seeds
     held_out = np.bincount(which, ~fit_mask) > 0
@@ -426,7 +426,7 @@ def _fit(
     """Fit a form, or a simpler one if there are no more points than parameters."""
     if name == averaging.AUTO:
         return averaging.fit_average(x, y, bootstrap=bootstrap, seeds=seeds)
-    form = forms.find(name)
+    form = forms.find_form(name)
     simpler = forms.simplify(form, len(y))
     try:
         curve_fit.require_more(simpler, len(y), seeds)
@@ -478,7 +478,7 @@ def find_variants(names: Sequence[str], form: str, columns: int) -> list[Variant
         elif name == averaging.AUTO:
             variants.append(Variant(name, name))
         else:
-            variants.append(Variant(name, forms.find(name).name))
+            variants.append(Variant(name, forms.find_form(name).name))
     return list({variant.name: variant for variant in variants}.values())
 
 
@@ -486,7 +486,7 @@ def _all_variants(form: str, columns: int) -> list[Variant]:
     names = [averaging.AUTO] if columns == 1 else []
     names += [other.name for other in forms.FORMS.values() if other.columns == columns]
     base = form if form != averaging.AUTO else 'shifted' if columns == 1 else 'joint'
-    if forms.find(base).solve:
+    if forms.find_form(base).solve:
         return [Variant(name, name) for name in names if name != form]
     return [
         *(Variant(name, name) for name in names if name != form),

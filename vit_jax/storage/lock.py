@@ -251,7 +251,7 @@ class _KernelLock:
     def _taken(self) -> Taken:
         owner = holder(self._path) or {}
         return Taken(
-            f'the workdir {self._path} was taken over by another run ({describe(owner)}): '
+            f'the workdir {self._path} was taken over by another run ({describe_owner(owner)}): '
             'this one ends, and writes nothing more there'
         )
 
@@ -337,12 +337,12 @@ def _start_time(pid: int) -> int | None:
 
 def _in_use(path: Path, owner: Record) -> InUse:
     return InUse(
-        f'the workdir {path} is in use by another run: {describe(owner)}; '
+        f'the workdir {path} is in use by another run: {describe_owner(owner)}; '
         'wait for it, stop it, or choose another --workdir'
     )
 
 
-def describe(owner: Record) -> str:
+def describe_owner(owner: Record) -> str:
     """Describe the owner of a folder for a message."""
     return ', '.join(f'{k} {owner.get(k, "unknown")}' for k in ('host', 'pid', 'since'))
 
@@ -373,7 +373,7 @@ def wait_for_silence(
     _log.warning(
         'waiting %g s to see whether the run that held the lock is alive: %s',
         seconds,
-        describe(owner),
+        describe_owner(owner),
     )
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

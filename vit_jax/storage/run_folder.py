@@ -63,7 +63,7 @@ class Damaged(Exception):
     """A step that changed after it was saved; the message names the file and the fault."""
 
 
-def find(folder: paths.Path) -> list[paths.Path]:
+def find_runs(folder: paths.Path) -> list[paths.Path]:
     """Find the run folders in `folder` at any depth, including itself, sorted by name.
 
     Raises:

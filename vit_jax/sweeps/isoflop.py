@@ -215,7 +215,7 @@ def _config(study: Isoflop, shape: space.Point) -> ConfigDict:
     """Make the config of one shape, for a single step."""
     changes = [*space.overrides(dict(study.overrides)), *space.overrides(shape)]
     config = load_config(study.config, [*changes, 'total=1 step'])
-    return fine_tune.complete(config).config
+    return fine_tune.complete_config(config).config
 
 
 def _with_steps(plan: PlannedRun, budget: float, shape: space.Point) -> PlannedRun:

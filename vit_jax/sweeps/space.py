@@ -244,7 +244,7 @@ def star(center: Point, rays: Mapping[str, Iterable[Any]]) -> list[Point]:
     ]
 
 
-def load(spec: str, command: str = 'sweep create') -> Sweep:
+def load_sweep(spec: str, command: str = 'sweep create') -> Sweep:
     """Load the sweep of `FILE[:arg]`, which is executed; errors name `command`.
 
     Raises:
@@ -255,7 +255,7 @@ def load(spec: str, command: str = 'sweep create') -> Sweep:
 
 
 def load_study(spec: str, command: str) -> Sweep | Family:
-    """Run `FILE[:arg]` and return its study; raise UserError like `load`."""
+    """Run `FILE[:arg]` and return its study; raise UserError like `load_sweep`."""
     study = run_file(spec, 'get_sweep', command)
     if not isinstance(study, (Sweep, Family)):
         raise UserError(f'{command}: get_sweep of {spec!r} must return a Sweep')
@@ -320,7 +320,7 @@ def planned_runs(
 def config_of(sweep: Sweep, point: Point) -> ConfigDict:
     """Make the config of a point."""
     changes = [*overrides(sweep.overrides), *overrides(point)]
-    return fine_tune.complete(load_config(sweep.config, changes)).config
+    return fine_tune.complete_config(load_config(sweep.config, changes)).config
 
 
 def _most_expensive(points: Sequence[Point], flops: Callable[[Point], float]) -> Point:

@@ -178,11 +178,11 @@ def load_base(sweep: space.Sweep) -> ConfigDict:
       UserError: if it refuses the dimensions or values, or lacks the metric.
     """
     base = load_config(sweep.config, space.overrides(sweep.overrides))
-    check(sweep, base)
+    check_sweep(sweep, base)
     return base
 
 
-def check(sweep: space.Sweep, base: ConfigDict) -> None:
+def check_sweep(sweep: space.Sweep, base: ConfigDict) -> None:
     """Raise UserError for mistakes that would make trials fail."""
     search.require_package(sweep.search)
     search.make_pruner(sweep.pruner, sweep.pruner_options)
@@ -200,7 +200,7 @@ def vary(
     """Copy the config with changed values.
 
     Raises:
-      UserError: if it refuses the values, or as `check`, see `config.load.override`.
+      UserError: if it refuses the values, or as `check_sweep`, see `config.load.override`.
     """
     copy = from_json(to_json(base))
     return override(copy, space.overrides(point), check)

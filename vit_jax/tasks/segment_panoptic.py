@@ -71,7 +71,7 @@ class Task(detect.Task):
         }
 
     def predict(self, apply: Apply, batch: Batch) -> dict[str, jax.Array]:
-        """Return predictions for `vit_jax.ops.panoptic.merge`, which turns them into segments.
+        """Return predictions that `vit_jax.ops.panoptic.merge_segments` turns into segments.
 
         Returns:
           scores: [B Q], the probability of the class; 0 where "no object" is more probable.

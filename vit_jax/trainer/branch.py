@@ -134,7 +134,7 @@ def _later_rates(before: ConfigDict, training: Training, start: int) -> dict[int
     cooldown = here.steps(training.run.optim.schedule.cooldown, 'config.optim.schedule.cooldown')
     steps = np.arange(start, min(times.total_steps, here.total_steps - cooldown))
     optim = section(before, Optim)
-    rate = schedules.make(_without_cooldown(optim), optim.lr, times)
+    rate = schedules.make_schedule(_without_cooldown(optim), optim.lr, times)
     return dict(zip((steps + 1).tolist(), np.asarray(rate(steps)).tolist(), strict=True))
 
 

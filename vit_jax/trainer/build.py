@@ -85,7 +85,7 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Tr
     layout = sharding.make_layout(devices, run.parallel)
     data = evaluations.open_data(run.data, run.batch_size, layout, run.seed)
     _check_classes(run, data)
-    config = defaults.complete(config, data.info)
+    config = defaults.fill_sizes(config, data.info)
     run = to_run(config)
     times = Durations.of(run.total, data.plan.examples_per_step, data.num_examples)
     shares = data.source.class_shares()

@@ -111,5 +111,5 @@ def make_examples(
     viz = Viz()
     # A user's module that cannot be imported is an error of `predict` only.
     with contextlib.suppress(ImportError):
-        viz = predictions.find(run.task.name)
+        viz = predictions.find_viz(run.task.name)
     return Examples(entry, make_example_set(data, section, viz, str(run.model.name)))

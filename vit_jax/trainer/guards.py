@@ -158,7 +158,9 @@ class Guard:
         if jax.process_count() > 1:
             processes.require_same_facts(start_facts(config, options))
             require_shared(folder, complete=not (options.restart or options.extend))
-        completed = fine_tune.complete(config, workdir.stored_config(folder), options.allowed)
+        completed = fine_tune.complete_config(
+            config, workdir.stored_config(folder), options.allowed
+        )
         self.config, self.notes = completed.config, completed.notes
         self.checkpoint: TrainedModel | None = completed.checkpoint
         self.result = workdir.final_result(self.config, folder, options.extend)

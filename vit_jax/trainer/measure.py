@@ -146,7 +146,9 @@ def _entries(
     shared = {*schema.fields(Data), 'batch_size'}
     data = {key: value for key, value in to_group(trained.data).items() if key in shared}
     groups = {name: data | group for name, group in given.items()} or {str(split): data}
-    return {k: schema.make(Entry, keys, f'config.evals.{k}', True) for k, keys in groups.items()}
+    return {
+        k: schema.make_section(Entry, keys, f'config.evals.{k}', True) for k, keys in groups.items()
+    }
 
 
 def _require_crops(entries: Entries) -> None:

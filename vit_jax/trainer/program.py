@@ -224,13 +224,15 @@ def make_program(
     _check_batch_norm(model, layout, run.step.accum_steps)
     for shape in shapes:
         _check_rows(run, task, layout, shape.rows)
-    draft = with_frozen(with_lora(with_mup(plain(run, model, task, shapes[-1].spec))), frozen)
+    draft = with_frozen(
+        with_lora(with_mup(draft_program(run, model, task, shapes[-1].spec))), frozen
+    )
     order, largest = model.layer_order(), model.largest
-    tx, lr = optim.make(draft.params, draft.optim, times, order, draft.factors, largest)
+    tx, lr = optim.make_optimizer(draft.params, draft.optim, times, order, draft.factors, largest)
     return compile_program(draft, layout, Optimizer(tx, draft.optim.freeze, times), lr)
 
 
-def plain(run: Run, model: Any, task: Task, spec: Spec) -> Draft:
+def draft_program(run: Run, model: Any, task: Task, spec: Spec) -> Draft:
     """Draft the program of model and task, without muP, adapters or frozen models."""
     trace = _jit_init(run, model, task)
     params = abstract_variables(trace, task, spec)['params']
@@ -277,7 +279,7 @@ def with_lora(draft: Draft) -> Draft:
         return draft
     from vit_jax.optim import lora  # here, as few runs have adapters
 
-    adapters, params = lora.make(draft.run.lora, draft.model, draft.params)
+    adapters, params = lora.make_adapters(draft.run.lora, draft.model, draft.params)
     freeze = (*draft.optim.freeze, adapters.pattern)
 
     def initialize(given: Mapping[str, Any]) -> dict[str, PyTree]:

@@ -306,7 +306,7 @@ def forget_result(folder: pathlib.Path) -> None:
 
 def _rates(optim: Optim, durations: Durations, step: int) -> np.ndarray:
     """Return the learning rates of the first steps of a run."""
-    return np.asarray(schedules.make(optim.schedule, optim.lr, durations)(np.arange(step)))
+    return np.asarray(schedules.make_schedule(optim.schedule, optim.lr, durations)(np.arange(step)))
 
 
 def _require_same_rates(before: np.ndarray, training: Training, step: int) -> None:
@@ -326,7 +326,7 @@ def _require_same_rates(before: np.ndarray, training: Training, step: int) -> No
 LISTED = 5  # classes that are all listed with their counts
 
 
-def describe(training: Training, folder: pathlib.Path, point: ResumePoint) -> str:
+def describe_run(training: Training, folder: pathlib.Path, point: ResumePoint) -> str:
     """Describe the run and its devices in a few lines."""
     start, data, hardware = point.step, training.data, training.program.hardware
     count = sum(x.size for x in jax.tree.leaves(training.program.abstract_state.params))
@@ -341,7 +341,7 @@ def describe(training: Training, folder: pathlib.Path, point: ResumePoint) -> st
         *training.judge.notes,
         *Remarks(training).at_start(),
         f'{f"resumes after step {start}" if start else "starts"} in {folder}',
-        compile_cache.describe(),
+        compile_cache.describe_cache(),
         *point.notes,
     ]
     if (sam := training.run.step.sam).rho:

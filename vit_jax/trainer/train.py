@@ -13,7 +13,7 @@ from vit_jax.runtime import memory
 from vit_jax.trainer.build import Training, build
 from vit_jax.trainer.guards import Guard, Report, RunOptions, Window, guards
 from vit_jax.trainer.loop import Loop, Outcome, Preempted, Pruned, count_broken_records
-from vit_jax.trainer.start import describe, read_origin, restore, write_start
+from vit_jax.trainer.start import describe_run, read_origin, restore, write_start
 from vit_jax.trainer.workdir import write_result
 
 __all__ = ['Preempted', 'Pruned', 'Report', 'RunOptions', 'Window', 'train']
@@ -66,7 +66,7 @@ def train(
         del origin
         training.data.facts()  # reads records, for which no save may wait
         guard.open_metrics(training, point.step, point.unevaluated)
-        guard.writer.say('\n'.join((describe(training, guard.folder, point), *notes)))
+        guard.writer.say('\n'.join((describe_run(training, guard.folder, point), *notes)))
         return conclude(training, guard, Loop(training, point, guard).run())
 
 

@@ -18,7 +18,7 @@ from vit_jax.viz.base import Viz
 BOX_COLUMNS = {'bbox': ('x', 'y', 'width', 'height')}
 
 
-def find(task: str) -> Viz:
+def find_viz(task: str) -> Viz:
     """Return the `Viz` of a task; the default one if the task has no module.
 
     Args:

@@ -17,7 +17,7 @@ from vit_jax.errors import UserError, resolve
 __all__ = ['Plan', 'make']
 
 
-def make(text: str, examples: Examples, **options: Any) -> Plan:
+def make_plan(text: str, examples: Examples, **options: Any) -> Plan:
     """Make the plan named by a text such as 'my_lab.packing(length=256)'.
 
     Args:

@@ -83,7 +83,7 @@ class Source:
 
     def __init__(self, path: str, split: str):
         self._title = f'source hf:{path}'
-        root = find(path)
+        root = find_saved(path)
         splits = find_splits(root, self._title)
         if split not in splits:
             raise UnknownSplit.from_splits(self._title, split, splits)
@@ -212,7 +212,7 @@ class Source:
         return f'{self._title.removeprefix("source ")} {self._split} row {index}'
 
 
-def find(path: str) -> pathlib.Path:
+def find_saved(path: str) -> pathlib.Path:
     """Find the folder of a data set, locally or in the caches of Hugging Face's libraries.
 
     Raises:

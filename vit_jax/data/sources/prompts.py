@@ -32,7 +32,7 @@ class Source:
             raise UserError(
                 'source prompts: write {"names": [...], "templates": [...]} after the colon'
             ) from error
-        check(names, templates)
+        check_prompts(names, templates)
         self.info = SourceInfo(len(names), names)
         self._templates = templates
 
@@ -61,7 +61,7 @@ def _parse_texts(value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
-def check(names: tuple[str, ...], templates: tuple[str, ...]) -> None:
+def check_prompts(names: tuple[str, ...], templates: tuple[str, ...]) -> None:
     """Raise UserError unless class names are unique, and templates contain {}."""
     if not names or not templates:
         raise UserError('needs a class and a template, such as "a photo of a {}"')

@@ -50,7 +50,7 @@ class Source:
 
         self._title, self._opened_as = f'tfds:{path}', (path, split)
         with paths.reaching(data_dir()):
-            folder = find(path)
+            folder = find_prepared(path)
         self._bucket = ranges.Folder(folder) if paths.is_remote(folder) else None
         with local_copy(self._bucket, folder) as local:
             require_known_features(local, self._title)
@@ -248,7 +248,7 @@ def data_dir() -> paths.Path:
     return paths.path(os.environ.get('TFDS_DATA_DIR') or '~/tensorflow_datasets')
 
 
-def find(name: str) -> paths.Path:
+def find_prepared(name: str) -> paths.Path:
     """Find the folder of a prepared data set, in its newest version unless `name` has one.
 
     Raises:

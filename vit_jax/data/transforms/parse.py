@@ -179,7 +179,7 @@ def arguments_of(spec: str, name: str) -> dict[str, Any] | None:
     for node in reversed(signatures.parse_transforms(spec)):
         if signatures.function_name(node) == name:
             args, kwargs = signatures.arguments(node)
-            bound = inspect.signature(registry.find(name)).bind(*args, **kwargs)
+            bound = inspect.signature(registry.find_function(name)).bind(*args, **kwargs)
             bound.apply_defaults()
             return bound.arguments
     return None
@@ -192,7 +192,7 @@ def _crops_first(factories: Sequence[Callable[..., Any]]) -> bool:
 
 
 def _find_factory(node: ast.expr) -> Callable[..., Any]:
-    return registry.find(signatures.function_name(node))
+    return registry.find_function(signatures.function_name(node))
 
 
 def _make_step(node: ast.expr, vocab: Tokenizer | None) -> tuple[Step, bool]:

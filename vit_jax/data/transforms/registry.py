@@ -82,7 +82,7 @@ def arguments_in_pixels(factory: Callable[..., Any]) -> Mapping[str, float]:
     return getattr(factory, _PIXELS, {})
 
 
-def find(name: str) -> Callable[..., Any]:
+def find_function(name: str) -> Callable[..., Any]:
     """Find a marked function by name.
 
     Args:

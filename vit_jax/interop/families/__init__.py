@@ -53,7 +53,7 @@ class UnknownNames(UserError):
     """Raised if no family reads arrays with these names."""
 
 
-def find(name: str) -> ModuleType:
+def find_family(name: str) -> ModuleType:
     """Return the family of this name.
 
     Raises:
@@ -79,7 +79,11 @@ def reader(flat: Mapping[str, Any], family: str = '', kind: str = '') -> ModuleT
     Raises:
       UserError: if no family matches (`UnknownNames`), or several do.
     """
-    if not family and kind in BY_TYPE and (typed_family := find(BY_TYPE[kind])).matches(flat):
+    if (
+        not family
+        and kind in BY_TYPE
+        and (typed_family := find_family(BY_TYPE[kind])).matches(flat)
+    ):
         return typed_family
     if not (matches := match_families(flat, family)):
         raise UnknownNames(_unknown(flat, family, kind))
@@ -93,7 +97,7 @@ def reader(flat: Mapping[str, Any], family: str = '', kind: str = '') -> ModuleT
 
 def match_families(flat: Mapping[str, Any], family: str = '') -> dict[str, ModuleType]:
     """Return the families (or only the named one) that read arrays with these names."""
-    named = {name: find(name) for name in ([family] if family else modules(__name__))}
+    named = {name: find_family(name) for name in ([family] if family else modules(__name__))}
     return {name: m for name, m in named.items() if vars(m).keys() >= _READER and m.matches(flat)}
 
 
@@ -134,7 +138,7 @@ def writers(model: str, family: str = '') -> dict[str, Callable[[TrainedModel], 
     names = [family] if family else modules(__name__)
     functions: dict[str, Callable[[TrainedModel], Written]] = {}
     for name in names:
-        table = getattr(find(name), 'WRITERS', {})
+        table = getattr(find_family(name), 'WRITERS', {})
         functions = {
             form: function for (kind, form), function in table.items() if kind == model
         } | functions
@@ -160,7 +164,7 @@ def writer(model: str, forms: Sequence[str], family: str = '') -> Callable[[Trai
     scope = '' if functions or not family else ' without a family'
     hint = f' ({forms_text} is possible{scope})' if alternatives else ''
     reason = f'tried {family or ", ".join(modules(__name__))}'
-    if family and not getattr(find(family), 'WRITERS', {}):
+    if family and not getattr(find_family(family), 'WRITERS', {}):
         reason = f'{family} only writes unchanged models that it read'
     file = FORMS['npz'] if 'npz' in forms else '.safetensors'
     raise UserError(f'a {model!r} cannot be written as {file}{hint}: {reason}')

@@ -239,7 +239,7 @@ _SAME = (
 )
 
 
-def plain(flat: Flat, source: str) -> Flat:
+def split_fused_arrays(flat: Flat, source: str) -> Flat:
     """Split fused projections and gates, and unify alternative names of parts.
 
     Raises:

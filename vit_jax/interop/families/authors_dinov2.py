@@ -44,7 +44,9 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     in_file = {_timm_name(name): name for name in flat if name != 'mask_token'}
     if len(in_file) < len(flat) - 1:
         raise UserError(f'{_SOURCE}: two chunks have a block with the same number')
-    parts = _timm.plain({name: flat[torch_name] for name, torch_name in in_file.items()}, _SOURCE)
+    parts = _timm.split_fused_arrays(
+        {name: flat[torch_name] for name, torch_name in in_file.items()}, _SOURCE
+    )
     width = parts['patch_embed.proj.weight'].shape[0]
     params = torch_layout.read(parts, _TABLE, max(width // _HEAD_WIDTH, 1), _SOURCE)
     imported = _vit.assemble(

@@ -108,7 +108,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     arguments = _timm.arguments(extra, source)
     _require_known(flat, arguments)
     flat, position_sizes = _timm.naflex(flat, arguments, source) if _NAFLEX in flat else (flat, [])
-    parts = _timm.plain(flat, source)
+    parts = _timm.split_fused_arrays(flat, source)
     in_file = names.file_names({name: torch_layout.to_ours(name, TABLE) for name in parts}, source)
     shapes = {name: parts[torch_name].shape for name, torch_name in in_file.items()}
     params = torch_layout.read(parts, TABLE, _heads(extra, arguments, shapes), source)
