@@ -156,8 +156,8 @@ def log_coordinates(side: int, pretrained: int) -> Float[np.ndarray, 'R R 2']:
     """
     steps = np.arange(1 - side, side, dtype=np.float32) / np.float32(max(pretrained - 1, 1))
     scaled = EXTENT * steps
-    spaced = np.sign(scaled) * np.log2(np.abs(scaled) + 1) / np.log2(np.float32(EXTENT))
-    return np.stack(np.meshgrid(spaced, spaced, indexing='ij'), axis=-1).astype(np.float32)
+    log_spaced = np.sign(scaled) * np.log2(np.abs(scaled) + 1) / np.log2(np.float32(EXTENT))
+    return np.stack(np.meshgrid(log_spaced, log_spaced, indexing='ij'), axis=-1).astype(np.float32)
 
 
 WINDOW = 8

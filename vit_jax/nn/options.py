@@ -72,7 +72,7 @@ class PlainBlockFields(NormFields):
 
 @dataclasses.dataclass(frozen=True)
 class DropPathFields(PlainBlockFields):
-    """Blocks that training leaves out at random.
+    """Stochastic depth: blocks that training drops at random.
 
     Attributes:
       drop_path: Stochastic depth of the last block, rising linearly from 0 at the first.

@@ -245,7 +245,7 @@ def _merge_runs(
 
 def describe_conventions(columns: Columns) -> str:
     """Describe in two sentences what N and C count, as far as the columns show."""
-    unknown = 'as in the table; whether it counts embeddings and head is unknown'
-    n = '6 N D solved for N' if columns.n is None else COUNTED.get(columns.n, unknown)
-    c = '6 N D' if columns.c is None else COUNTED.get(columns.c, unknown)
+    fallback = 'as in the table; whether it counts embeddings and head is unknown'
+    n = '6 N D solved for N' if columns.n is None else COUNTED.get(columns.n, fallback)
+    c = '6 N D' if columns.c is None else COUNTED.get(columns.c, fallback)
     return f'N: {n}. C: {c}.'

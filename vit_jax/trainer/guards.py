@@ -314,8 +314,8 @@ def require_shared(folder: pathlib.Path, complete: bool) -> None:
 
     Args:
       folder: The run folder, of this process.
-      complete: Whether the others look for the result of a complete run, if process 0 finds one,
-        so that nothing is written.
+      complete: Whether to compare the result of a complete run if process 0 finds one, instead of
+        writing a file.
 
     Raises:
       UserError: on every process if one does not see the file.

@@ -70,20 +70,20 @@ def heads_in_group(group: int, size: int) -> Iterator[Head]:
 
 
 def group_width(width: int, num_heads: int, most: int = 0) -> int:
-    """Number of columns of a group, of as many heads as fill whole registers, up to `most` heads.
+    """Return a group's columns: as many heads as fill whole registers, up to `most` heads.
 
-    All of D if it cannot be cut into such groups.
+    Return `width` if it cannot be split into such groups.
     """
     size = width // num_heads
-    least = math.lcm(size, LANES)
-    if width % least:
+    min_width = math.lcm(size, LANES)
+    if width % min_width:
         return width
-    groups = (n for n in range(least, most * size + 1, least) if width % n == 0)
-    return max(groups, default=least)
+    groups = (n for n in range(min_width, most * size + 1, min_width) if width % n == 0)
+    return max(groups, default=min_width)
 
 
 def total_width(projected: tuple[Any, ...]) -> int:
-    """D of arrays that hold queries, keys and values."""
+    """Return D of arrays with queries, keys and values."""
     return sum(x.shape[-1] for x in projected) // 3
 
 
