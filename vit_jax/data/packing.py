@@ -352,7 +352,7 @@ def _write_labels(file: paths.Path, labels: np.ndarray) -> None:
 
 
 def pack_with_beam(job: Job, shards: Sequence[ShardId], options: str) -> packed.Manifest:
-    """Write every missing shard by Apache Beam on several machines, and then the manifest.
+    """Write all missing shards with Apache Beam on several machines, and then the manifest.
 
     Every machine needs access to the source and the output folder.
 

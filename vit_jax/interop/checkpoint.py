@@ -79,7 +79,7 @@ def read(
             reader = families.reader(flat, family, kind)
         imported = reader.read(flat, extra)
         imported = imported.with_notes(note) if note else imported
-        imported = _with_problem_type(imported, extra)
+        imported = _apply_problem_type(imported, extra)
         _require_sound(imported)
         num_classes = imported.model_config.get('num_classes') or None
         return dataclasses.replace(
@@ -101,16 +101,16 @@ def read(
         ) from error
 
 
-def _with_problem_type(imported: TrainedModel, extra: Mapping[str, Any]) -> TrainedModel:
-    """Give a classifier of several labels its sigmoid, as `problem_type` of transformers says."""
+def _apply_problem_type(imported: TrainedModel, extra: Mapping[str, Any]) -> TrainedModel:
+    """Give a multi-label classifier its sigmoid, following `problem_type` of transformers."""
     task = imported.task_config
     if extra.get(_PROBLEM) != _SEVERAL_LABELS or task['name'] != 'classify':
         return imported
     return imported.with_groups(task={**task, 'loss_name': 'sigmoid'})
 
 
-def _state_problem_type(written: Written, imported: TrainedModel) -> Written:
-    """Tell transformers by `problem_type` that a classifier has several labels."""
+def _record_problem_type(written: Written, imported: TrainedModel) -> Written:
+    """Record in `problem_type` of transformers that a classifier has several labels."""
     config, loss = written.config or {}, imported.task_config.get('loss_name')
     is_theirs = 'model_type' in config and 'id2label' in config
     if not (is_theirs and loss in ('sigmoid', 'asymmetric')):
@@ -229,7 +229,7 @@ def write(imported: TrainedModel, path: str | os.PathLike[str]) -> tuple[str, ..
     flat = unroll(param_paths(imported.params))
     unrolled = dataclasses.replace(imported, params=traverse_util.unflatten_dict(flat, sep='/'))
     written = _with_transforms(Written(*build(unrolled)), imported.transforms)
-    written = _state_problem_type(written, imported)
+    written = _record_problem_type(written, imported)
     others = {} if is_npz else texts.tokenizer_files(imported)
     _write(written._replace(others={**written.others, **others}), place)
     if is_npz and imported.class_names:

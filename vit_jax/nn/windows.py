@@ -171,7 +171,7 @@ class Windows:
 
 
 class Projection(nn.Module):
-    """Dense layer whose kernel [*I *O] and bias [*O] have axes for heads; its tokens have none.
+    """Dense layer on flat tokens, with axes for heads in kernel [*I *O] and bias [*O].
 
     On TPUs, arrays of tokens whose last axis is a head of 32 take four times their memory.
     """

@@ -110,8 +110,8 @@ class Fit:
         """Compute the 90 % band of the curve at x; None without a bootstrap."""
         if not len(self.replicates):
             return None
-        center, (down, up) = np.log(self.predict(x)), self.band_offsets(x)
-        return np.exp(center - down), np.exp(center + up)
+        center, (lower, upper) = np.log(self.predict(x)), self.band_offsets(x)
+        return np.exp(center - lower), np.exp(center + upper)
 
     def band_offsets(self, x: np.ndarray) -> np.ndarray:
         """Compute how far [2, N] the log of the curve is from the lower and upper end of its band.

@@ -304,8 +304,8 @@ def _legend(curve: Curve) -> str:
     if isinstance(curve.fit, averaging.MeanFit) and len(curve.fit.parts) > 1:
         mixed = ', '.join(f'{part.fit.form.name} {part.weight:.2f}' for part in curve.fit.parts)
         mixed += f', {curve.fit.late_text}' if curve.fit.late else ''
-        first, second = f'{label}: mean of {mixed};', f'${formula(curve.fit)}${error}'
-        return first + (' ' if len(first + second) < _LEGEND_LETTERS else '\n') + second
+        heading, law = f'{label}: mean of {mixed};', f'${formula(curve.fit)}${error}'
+        return heading + (' ' if len(heading + law) < _LEGEND_LETTERS else '\n') + law
     return f'{label}: ${formula(curve.fit)}${error}'
 
 

@@ -265,10 +265,10 @@ def draw(study: Study, trials: Sequence[FrozenTrial]) -> Figure:
     _legend(axes[0], trials, winner)
     edge = 0.03 if study.sweep.direction == 'maximize' else 0.97
     titles = figures.short_key_names(list(dimensions))
-    for panel, words, (name, dimension) in zip(
+    for panel, title, (name, dimension) in zip(
         axes[several:], titles, dimensions.items(), strict=True
     ):
-        figures.style(panel, words)
+        figures.style(panel, title)
         _dimension(panel, trials, winner, name, dimension, edge)
     for panel in axes:
         panel.set_ylabel(measured, color=figures.FAINT, fontsize=9)

@@ -149,8 +149,8 @@ def replay(study: optuna.Study, ranges: Ranges, seed: int) -> cmaes.CMA:
 def to_unit(distribution: FloatDistribution | IntDistribution, value: float) -> float:
     """Map a value of the range to [0, 1]."""
     low, high = _edges(distribution)
-    inside = min(max(value, distribution.low), distribution.high)
-    return ((math.log(inside) if distribution.log else inside) - low) / (high - low)
+    clipped = min(max(value, distribution.low), distribution.high)
+    return ((math.log(clipped) if distribution.log else clipped) - low) / (high - low)
 
 
 def from_unit(distribution: FloatDistribution | IntDistribution, unit: float) -> float:

@@ -85,10 +85,10 @@ def area_shares(area_min: float, area_max: float) -> tuple[float, float]:
 
 
 def check_method(method: str) -> None:
-    """Check that `method` is one of the resampling methods.
+    """Check the name of a resampling method.
 
     Raises:
-      ValueError: if it is not.
+      ValueError: for an unknown method.
     """
     if method not in METHODS:
         raise ValueError(f'{method=} must be one of {", ".join(METHODS)}')
