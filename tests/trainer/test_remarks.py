@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import jax
+import numpy as np
+import PIL.Image
 import pytest
 
+from vit_jax.__main__ import main
 from vit_jax.config import load
 from vit_jax.trainer import build
 from vit_jax.trainer.remarks import DAY, Remarks
@@ -39,6 +43,31 @@ def test_what_a_config_tells(make, overrides, said):
     lines = make(*overrides).at_start()
     assert len(lines) == bool(said)
     assert all(said in line and '\n' not in line for line in lines)
+
+
+def test_files_of_both_splits_are_said(make, tmp_path, capsys):
+    for split, numbers in (('train', range(6)), ('val', (5, 6, 7, 8))):
+        for i in numbers:
+            path = tmp_path / split / 'ab'[i % 2] / f'{split}{i}.png'
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pixels = np.random.default_rng(i).integers(0, 256, (8, 8), np.uint8)
+            PIL.Image.fromarray(pixels).save(path)
+    source = f'folder:{tmp_path}'
+    overrides = [f'data.source={source}', 'data.split=train', 'batch_size=4']
+    overrides += [f'evals.test.source={source}', 'evals.test.split=val']
+    (line,) = make(*overrides).at_start()
+    assert 'config.evals.test' in line and '1 of 4' in line
+    assert 'train5.png' in line and 'val5.png' in line
+    (tmp_path / 'val' / 'b' / 'val5.png').unlink()
+    assert not make(*overrides).at_start()
+    # The same pixels in another file format are found by reading all.
+    picture = PIL.Image.open(tmp_path / 'train' / 'a' / 'train4.png')
+    picture.save(tmp_path / 'val' / 'a' / 'val4.png', compress_level=0)
+    assert not make(*overrides).at_start()
+    words = ['data', DIGITS, '--read-all', '--json', '--batches', '1']
+    assert main([*words, *(f'--config.{override}' for override in overrides)]) == 0
+    ((ours, theirs),) = json.loads(capsys.readouterr().out)['copies']['test']
+    assert ours.endswith('train4.png') and theirs.endswith('val4.png')
 
 
 def test_batch_norm_of_microbatches_is_said(make):

@@ -37,7 +37,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         '--read-all',
         action='store_true',
-        help='read every example once, to find all broken files and count all objects',
+        help='read every example once, to find all broken files, count all objects, and find '
+        'evaluation images that are also training images',
     )
     parser.add_argument(
         '--bench',
@@ -65,9 +66,10 @@ def main(argv: Sequence[str]) -> int:
     with console.progress('batches', None, quiet=args.json) as advance:
         pace = pipeline.measure_throughput(data, args.batches, lambda _: advance())
     counts = census.count(data, args.read_all)
+    copies = find_copies(run, data, layout) if args.read_all else {}
     rates = {f'{name}_per_sec': rate for name, rate in pace.per_sec.items()}
     result = {**dataclasses.asdict(counts), 'first_batch_sec': pace.first_sec, **rates}
-    result |= {'made_by': str(pace.loading)}
+    result |= {'made_by': str(pace.loading)} | ({'copies': copies} if args.read_all else {})
     if rates:
         result |= {'timed_sec': pace.seconds, 'slowest': pace.slowest, 'fastest': pace.fastest}
     path = None
@@ -77,6 +79,21 @@ def main(argv: Sequence[str]) -> int:
     if path is not None and not args.json:
         print(path)
     return 0
+
+
+def find_copies(run: Any, data: Any, layout: Any) -> dict[str, list[tuple[str, str]]]:
+    """Find evaluation images that are also training images.
+
+    Returns:
+      {evaluation: pairs of names, the training image's first}.
+    """
+    from vit_jax.data.shared import shared_images
+    from vit_jax.trainer.evaluations import open_data
+
+    return {
+        name: shared_images(data.source, open_data(entry, run.batch_size, layout, run.seed).source)
+        for name, entry in run.evals.items()
+    }
 
 
 def time_stages(data: Any, layout: Any, args: argparse.Namespace) -> int:
@@ -152,4 +169,7 @@ def describe(result: dict[str, Any], pace: Throughput, broken: int) -> str:
     lines += [f'{rate:,.0f} {name}/s ({steady})' for name, rate in pace.per_sec.items()]
     lines.append(f'{broken} broken' + ':' * bool(broken))
     lines += [f'  {one_line(name)}' for name in result['broken'][:LISTED]]
+    for name, pairs in result.get('copies', {}).items():
+        lines.append(f'config.evals.{name}: {len(pairs):,} images are also training images')
+        lines += [f'  {one_line(theirs)} is {one_line(ours)}' for ours, theirs in pairs[:LISTED]]
     return '\n'.join(lines)

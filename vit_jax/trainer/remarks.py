@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from vit_jax.config.run import Run
+from vit_jax.data.shared import shared_files
 from vit_jax.optim import schedules
 from vit_jax.trainer.build import Training
 
@@ -33,6 +34,7 @@ class Remarks:
         training = self.training
         found = [
             *_trained_splits(training.run),
+            *self._shared_files(),
             _warmup(training),
             self._average(),
             self._batch_norm(),
@@ -73,6 +75,22 @@ class Remarks:
                 'the labels and the transforms',
             )
         return ''
+
+    def _shared_files(self) -> list[str]:
+        """Warn of each evaluation that holds copies of training files."""
+        training = self.training
+        lines = []
+        for name, evaluation in training.evaluations.items():
+            if name.startswith('train') or _reads_training(training.run, name):
+                continue
+            held_out = evaluation.data.source
+            if pairs := shared_files(training.data.source, held_out):
+                ours, theirs = pairs[0]
+                lines.append(
+                    f'config.evals.{name}: {len(pairs):,} of {len(held_out):,} files are also '
+                    f'training files, such as {theirs} and {ours}: remove the copies'
+                )
+        return lines
 
     def _average(self) -> str:
         training, step = self.training, self.training.run.step
@@ -119,15 +137,16 @@ def _warmup(training: Training) -> str:
 
 def _trained_splits(run: Run) -> list[str]:
     """Warn of each evaluation on training examples, unless it is named `train...`."""
-    names = [
-        name
-        for name, entry in run.evals.items()
-        if (entry.source, entry.split, entry.classes)
-        == (run.data.source, run.data.split, run.data.classes)
-        and not name.startswith('train')
-    ]
     return [
         f'config.evals.{name} reads the examples that are trained on ({run.data.split!r} of '
         f'{run.data.source}): its results do not measure generalization'
-        for name in names
+        for name in run.evals
+        if _reads_training(run, name) and not name.startswith('train')
     ]
+
+
+def _reads_training(run: Run, name: str) -> bool:
+    """Return whether an evaluation reads the same examples as training."""
+    entry = run.evals[name]
+    data = (run.data.source, run.data.split, run.data.classes)
+    return (entry.source, entry.split, entry.classes) == data
