@@ -99,8 +99,9 @@ test-newest:  ## Run the suite on Python 3.12 or newer with the newest JAX, if t
 	TESTS_XLA=known $$run -m 'not parity and not long' $(PYTEST_ARGS) || test $$? = $(NONE_CHOSEN); \
 	TESTS_XLA=default $$run -m 'parity and not long' $(PYTEST_ARGS) || test $$? = $(NONE_CHOSEN)
 
-docs: .venv/.core  ## Write docs/config.md, docs/config/, docs/flags.md, docs/models.md and the sizes of `list variants`
+docs: .venv/.core  ## Write docs/config.md, docs/config/, docs/flags.md, docs/models.md, and tables of keys and variants
 	.venv/bin/python docs/site/keys.py
+	.venv/bin/python -m vit_jax.commands._config_keys
 	.venv/bin/python -m vit_jax list commands > docs/flags.md
 	.venv/bin/python -m vit_jax.profiling.variants
 	.venv/bin/python docs/site/models.py

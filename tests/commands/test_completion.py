@@ -31,6 +31,7 @@ def folder(tmp_path_factory):
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m vit_jax "$@"\n')
     program.chmod(0o755)
     (folder / 'photo.png').touch()
+    (folder / 'own.py').write_text("def get_config(variant='S/16', fast=False):\n    return None\n")
     return folder
 
 
@@ -57,11 +58,20 @@ def complete(folder, line):
             'vit-jax train vit/digits --config.optim.schedule.warm',
             ['--config.optim.schedule.warmup='],
         ),
+        ('vit-jax train vit/digits --config.model.head.bi', ['--config.model.head.bias=']),
+        ('vit-jax train vit/digits --config.task.mix', ['--config.task.mixup=']),
+        ('vit-jax train swin/imagenet --config.model.wind', ['--config.model.window=']),
+        (
+            'vit-jax train vit/digits:',
+            ['adafactor', 'adamw', 'lion', 'optimizer=', 'sgd', 'smoke'],
+        ),
+        ('vit-jax train vit/digits:optimizer=li', ['lion']),
+        ('vit-jax train own.py:B/16,fa', ['B/16,fast=']),
         ('vit-jax predict runs/a pho', ['photo.png']),
     ],
 )
 def test_bash_completes(folder, line, expected):
-    assert complete(folder, line) == expected
+    assert sorted(complete(folder, line)) == expected
 
 
 def test_completion_needs_no_jax(folder):

@@ -24,6 +24,7 @@ def test_the_pages_are_current(repo: pathlib.Path):
     spec.loader.exec_module(module)
     pages = module.lay_out(PACKAGE)
     assert {path: path.read_text() for path in pages} == pages, 'run `make docs`'
+    assert _config_keys.KEYS.read_text() == _config_keys.named_keys(PACKAGE), 'run `make docs`'
     assert {*(repo / 'docs' / 'config').iterdir()} == pages.keys() - {repo / 'docs' / 'config.md'}
 
 

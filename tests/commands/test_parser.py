@@ -213,7 +213,6 @@ def test_suggestions(name, choices, suggested):
         (['--lr', '0.002'], '--config.optim.lr=0.002'),
         (['--epochs=50'], "--config.total='50 epochs'"),
         (['--config.lr=0.002'], '--config.optim.lr=0.002'),
-        (['--config.optim.name=sgd'], 'b2'),
         (['--config.optim.clip_norm=0.0'], 'None'),
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 
 from vit_jax.commands import train
 from vit_jax.commands._parser import Parser
-from vit_jax.config import load
+from vit_jax.config import load, words
 from vit_jax.errors import UserError
 
 DIGITS = 'experiments/vit/digits.py'
@@ -82,7 +82,7 @@ def test_keys_of_the_optimizer_that_the_file_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ('override', 'words'),
+    ('override', 'message'),
     [
         ('optim.lr=None', 'expected float'),
         ('optim.clip_norm=much', 'expected float or None'),
@@ -100,18 +100,54 @@ def test_keys_of_the_optimizer_that_the_file_names() -> None:
         ('checkpoint.keep_every=often', 'write '),
     ],
 )
-def test_mistakes_are_one_line(override: str, words: str) -> None:
+def test_mistakes_are_one_line(override: str, message: str) -> None:
     with pytest.raises(UserError) as error:
         load.load(DIGITS, [override])
-    assert words in str(error.value)
+    assert message in str(error.value)
     assert '\n' not in str(error.value)
 
 
-@pytest.mark.parametrize('words', load.OTHER_WORDS)
-def test_words_of_other_trainers_name_keys(words: str) -> None:
-    given = re.findall(r"--config\.([\w.]+=(?:'[^']*'|[^ ,]*))", load.OTHER_WORDS[words])
+@pytest.mark.parametrize('setting', words.SETTINGS, ids=lambda setting: setting.names.split()[0])
+def test_words_of_other_trainers_name_keys(setting: words.Setting) -> None:
+    hint = words.find_hint(setting.names.split()[0])
+    given = re.findall(r"--config\.([\w.]+=(?:'[^']*'|[^ ,]*))", hint)
     load.load(f'{DIGITS}:sgd', [override.replace("'", '') for override in given])
-    assert given or words.startswith(('output ', 'resume '))
+    assert given or setting.names.startswith(('output ', 'resume ', 'device '))
+    assert not setting.example or re.fullmatch(setting.pattern, setting.example)
+
+
+@pytest.mark.parametrize(
+    ('flag', 'value', 'hint'),
+    [
+        ('--learning-rate', '1e-3', '--config.optim.lr=1e-3'),
+        ('--epochs', '90', "--config.total='90 epochs'"),
+        ('--warmup-epochs', '5', "--config.optim.schedule.warmup='5 epochs'"),
+        ('--data-path', '/my data', "--config.data.source=folder:'/my data'"),
+        ('--output-dir', 'out', '--workdir out'),
+        ('--opt', 'lion', '--config.optim.name=lion'),
+        ('--arch', 'vit_base_patch16_224', '--config.model.name=vit'),
+        ('--device', 'cuda', 'JAX_PLATFORMS=cuda'),
+        ('--device', 'cuda:0', 'JAX_PLATFORMS=cpu'),
+        ('--neither', '1', ''),
+    ],
+)
+def test_hints_repeat_the_users_value(flag: str, value: str, hint: str) -> None:
+    assert words.find_hint(flag, value).endswith(hint)
+    assert bool(words.find_hint(flag, value)) == bool(hint)
+
+
+def test_another_optimizer_drops_the_options_that_it_does_not_have(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = ['--config.optim.momentum=0.5', '--config.optim.name=sgd']
+    _, config = train.parse([DIGITS, '--workdir', 'runs/none', *flags])
+    assert config.optim.momentum == 0.5
+    recipe = load.load(DIGITS)
+    assert (dropped := {*recipe.optim} - {*config.optim})
+    note = capsys.readouterr().err
+    assert f'{DIGITS}:optimizer=sgd' in note and all(f'{key}=' in note for key in dropped)
+    with pytest.raises(UserError, match=r"config\.optim 'b2'"):
+        load.load(DIGITS, ['optim.b2=0.9', 'optim.name=sgd'])
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ from PIL import Image
 from vit_jax.__main__ import main
 from vit_jax.data.sources import open_source
 from vit_jax.errors import EXIT_FAILED, UserError
-from vit_jax.storage import cache, paths, ranges, servers
+from vit_jax.runtime import caches
+from vit_jax.storage import paths, ranges, servers
 
 SHARD = 'train-00001-of-00002.array_record'
 
@@ -63,7 +64,7 @@ def copy(local, url):
 
 
 def kept():
-    return sorted(cache.folder('ranges').rglob('train-*.parts/*'))
+    return sorted(caches.folder('ranges').rglob('train-*.parts/*'))
 
 
 def assert_same(one, other):
@@ -143,25 +144,25 @@ def test_the_cache_keeps_its_bounds(copied, monkeypatch):
     source = open_source(f'packed:{copied}', 'train')
     sizes = [len(source.encoded(i)['image']) for i in range(12)]
     shards = sum(n.size for k, n in ranges.Folder(paths.path(copied)).files.items() if 'of' in k)
-    monkeypatch.setenv(ranges.LIMIT, '0')
-    monkeypatch.setenv('XDG_CACHE_HOME', str(pathlib.Path(cache.folder('x')).parents[1] / 'none'))
+    monkeypatch.setenv(caches.LIMIT, '0')
+    monkeypatch.setenv('XDG_CACHE_HOME', str(pathlib.Path(caches.folder('x')).parents[1] / 'none'))
     again = open_source(f'packed:{copied}', 'train')
     assert [len(again.encoded(i)['image']) for i in range(12)] == sizes
     assert not kept()
     # A hundredth of the padded shards is less than a third of the records in them.
-    monkeypatch.setenv(ranges.LIMIT, str(shards * 0.01 / 1e9))
+    monkeypatch.setenv(caches.LIMIT, str(shards * 0.01 / 1e9))
     again = open_source(f'packed:{copied}', 'train')
     assert [len(again.encoded(i)['image']) for i in range(12)] == sizes
     assert 0 < len(kept()) < 12
     assert sum(file.stat().st_size for file in kept()) < 0.01 * shards
-    monkeypatch.setenv(ranges.LIMIT, 'much')
+    monkeypatch.setenv(caches.LIMIT, 'much')
     with pytest.raises(UserError, match='VIT_JAX_CACHE_GB=much: write a number'):
         open_source(f'packed:{copied}', 'train')
 
 
 def test_what_is_old_makes_room(local, bucket, monkeypatch):
     size = sum(file.stat().st_size for file in local.glob('*-of-*'))
-    monkeypatch.setenv(ranges.LIMIT, str(1.4 * size / 1e9))
+    monkeypatch.setenv(caches.LIMIT, str(1.4 * size / 1e9))
 
     def rooms(name):
         """The share of each folder that is kept once this one is opened."""
@@ -170,7 +171,7 @@ def test_what_is_old_makes_room(local, bucket, monkeypatch):
         return {about['path'][-1]: about['bytes'] / size for about in found}
 
     def abouts():
-        return cache.folder('ranges').glob(f'*/{ranges.ABOUT}')
+        return caches.folder('ranges').glob(f'*/{ranges.ABOUT}')
 
     assert rooms('a') == {'a': 1}
     assert rooms('b') == {'a': 1, 'b': pytest.approx(0.4, abs=1e-3)}, 'a may be in use'
@@ -206,7 +207,7 @@ def test_damaged_ranges_are_read_again(local, copied):
         content = bytearray(file.read_bytes())
         content[-1] ^= 1
         file.write_bytes(content if number % 2 else b'')
-    for file in cache.folder('ranges').rglob('*.index'):
+    for file in caches.folder('ranges').rglob('*.index'):
         file.write_bytes(b'damaged')
     assert_same(open_source(f'packed:{copied}', 'train'), open_source(f'packed:{local}', 'train'))
 

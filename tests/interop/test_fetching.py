@@ -18,6 +18,7 @@ from helpers.object_servers import SCHEMES, serve_bucket
 from vit_jax import __main__ as cli
 from vit_jax.errors import URLS, UserError
 from vit_jax.interop import files
+from vit_jax.runtime import caches
 from vit_jax.storage import cache, servers
 
 CONTENT = np.arange(3000.0, dtype=np.float32)
@@ -222,7 +223,7 @@ def test_a_full_disk(web, tmp_path, monkeypatch):
 def test_the_cache_is_bounded(web, cache_folder, monkeypatch):
     for name in ('b', 'c'):
         web.files[f'/{name}.npz'] = web.files['/a.npz']
-    monkeypatch.setattr(cache, 'MOST_BYTES', int(2.5 * len(web.files['/a.npz'])))
+    monkeypatch.setenv(caches.LIMIT, str(2.5 * len(web.files['/a.npz']) / 1e9))
     for name in 'abac':  # `b` was used longest ago
         assert_read(f'{web.url}/{name}.npz')
         for folder in cache_folder.rglob('*.npz'):

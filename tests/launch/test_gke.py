@@ -85,6 +85,17 @@ def test_slices_are_replicas_and_machines_are_pods(tpu, slices, machines, chips,
     assert environ.get('MEGASCALE_NUM_SLICES') == ('1' if slices == 1 else None)
 
 
+@pytest.mark.parametrize(
+    ('tpu', 'machines', 'topology'),
+    [('v5e-64', 16, '8x8'), ('v5e:8x8', 16, '8x8'), ('v5p:2x2x32', 32, '2x2x32')],
+)
+def test_slices_are_named_as_for_preflight(capsys, tpu, machines, topology):
+    assert launch('--tpu', tpu, '--dry-run') == 0
+    jobset = yaml.safe_load(capsys.readouterr().out)
+    assert job_of(jobset)[1]['completions'] == machines
+    assert pod_of(jobset)['nodeSelector']['cloud.google.com/gke-tpu-topology'] == topology
+
+
 def expanded(text, environ):
     """What a container gets of a field: `$$` is `$`, `$(NAME)` the variable's value if known."""
     pattern = r'\$\$|\$\((\w+)\)'

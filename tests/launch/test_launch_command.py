@@ -179,6 +179,8 @@ def test_what_rehearses_a_command():
         (['sky', '--', *TRAIN], '--tpu'),
         (['sky', '--tpu', 'v9-8', '--', *TRAIN, '--workdir=gs://a'], "TPU generation 'v9'"),
         (['sky', '--tpu', 'v4-8', '--', *TRAIN], 'give a bucket'),
+        (['sky', '--tpu', '2xv4-8', '--', *TRAIN, GS], '--tpu v4-8 --slices 2'),
+        (['sky', '--tpu', 'v4:2x2x32', '--', *TRAIN, GS], 'only launch gke'),
         (['sky', '--tpu', 'v4-7', '--', *TRAIN, GS], 'no such slice; the nearest are v4-8 and'),
         (['sky', '--tpu', 'v4-8', '--env', 'A', '--', *TRAIN, GS], 'not NAME=VALUE'),
         (['sky', '--tpu=v4-8', '--mount', '/a=gs://b/c', '--', *TRAIN, GS], 'of a whole bucket'),

@@ -295,7 +295,7 @@ def test_a_trial_of_a_killed_worker_of_an_array_is_continued(
     errors = [trial.user_attrs.get('error') for trial in made.trials()]
     assert {trial.state for trial in made.trials()} == {TrialState.COMPLETE}, errors
     assert len(made.trials()) == 2
-    assert re.search(r'trial 0 of 2: .*\n(.*\n)*?.*resumes after step', cluster.output(job))
+    assert re.search(r'trial 1 of 2: .*\n(.*\n)*?.*resumes after step', cluster.output(job))
 
 
 def test_one_task_of_slurm_is_no_cluster(cluster, repo):

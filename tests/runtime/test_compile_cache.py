@@ -12,7 +12,7 @@ from helpers.runs import digest
 from jax.experimental.compilation_cache import compilation_cache
 
 from vit_jax.__main__ import main
-from vit_jax.runtime import compile_cache
+from vit_jax.runtime import caches, compile_cache
 
 CONFIG = [f'jax_{name}' for name in ('compilation_cache_dir', 'enable_compilation_cache')]
 CONFIG += ['jax_persistent_cache_min_compile_time_secs']
@@ -68,7 +68,7 @@ def test_programs_that_were_not_used_for_longest_make_room(home, monkeypatch):
         file = folder() / name
         file.write_bytes(bytes(100))
         os.utime(file, (1000 * (3, 1, 2)[i],) * 2)
-    monkeypatch.setattr(compile_cache, 'MAX_BYTES', 250)
+    monkeypatch.setattr(caches, 'limit_bytes', lambda kind: 250)
     assert sorted(file.name for file in folder().iterdir()) == ['middle', 'new']
 
 

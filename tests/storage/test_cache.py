@@ -1,11 +1,15 @@
 """Files that are made once: by several processes at a time, after kills, and damaged since."""
 
+import json
 import os
 import pathlib
+import re
 
 import numpy as np
 import pytest
 
+from vit_jax.__main__ import main
+from vit_jax.runtime import caches
 from vit_jax.storage import cache, paths
 
 CONTENT = np.random.default_rng(0).integers(0, 256, 3 * 2**20 + 5, np.uint8).tobytes()
@@ -16,8 +20,13 @@ class Killed(BaseException):
 
 
 @pytest.fixture
-def file(tmp_path):
-    return tmp_path / 'arrow' / 'key.arrow'
+def file(tmp_path, monkeypatch):
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+    return tmp_path / 'vit_jax' / 'arrow' / 'key.arrow'
+
+
+def make_cached(file: pathlib.Path, make) -> pathlib.Path:
+    return cache.make_once(file.parent.name, file.name, file.parents[3] / 'origin', make)
 
 
 def make_once(file: pathlib.Path, made: list[str]) -> bytes:
@@ -25,7 +34,7 @@ def make_once(file: pathlib.Path, made: list[str]) -> bytes:
         made.append(partial.name)
         partial.write_bytes(CONTENT)
 
-    return cache.make_once(file, make).read_bytes()
+    return make_cached(file, make).read_bytes()
 
 
 def partials(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -41,7 +50,7 @@ def test_processes_of_one_id_make_a_file_at_a_time(file, monkeypatch):
     def make(partial: pathlib.Path) -> None:
         partial.write_bytes(CONTENT[:100])
         with pytest.raises(Killed):
-            cache.make_once(file, half)
+            make_cached(file, half)
         with partial.open('ab') as opened:
             opened.write(CONTENT[100:])
 
@@ -49,7 +58,7 @@ def test_processes_of_one_id_make_a_file_at_a_time(file, monkeypatch):
         partial.write_bytes(b'half')
         raise Killed
 
-    assert cache.make_once(file, make).read_bytes() == CONTENT
+    assert make_cached(file, make).read_bytes() == CONTENT
     assert make_once(file, made) == CONTENT
     assert not made
     assert not partials(file.parent)
@@ -87,10 +96,43 @@ def test_a_file_that_changed_is_made_again(file, damage):
 
 
 def test_remains_of_killed_processes_go_after_a_day(file):
-    file.parent.mkdir()
+    file.parent.mkdir(parents=True)
     old, new = (file.parent / f'.{name}.partial' for name in ('old', 'new'))
     for path in (old, new):
         path.write_bytes(b'half')
     os.utime(old, (0, 0))
     make_once(file, [])
     assert partials(file.parent) == [new]
+
+
+def test_what_was_not_used_for_longest_makes_room(file, monkeypatch):
+    """But nothing that a run of the last week may still need."""
+    monkeypatch.setenv(caches.LIMIT, str(2.5 * len(CONTENT) / 1e9))
+    for day, name in enumerate('abcd'):
+        made = make_cached(file.with_name(f'{name}.arrow'), lambda path: path.write_bytes(CONTENT))
+        os.utime(made, (86400 * day,) * 2)
+    assert sorted(path.stem for path in file.parent.glob('*.arrow')) == ['c', 'd']
+    for path in file.parent.glob('*.arrow'):
+        os.utime(path)
+    make_once(file, [])
+    assert len(caches.entries('arrow')) == 3
+    assert {path.name.partition('.')[0] for path in file.parent.iterdir()} == {'c', 'd', 'key'}
+
+
+def test_the_command_lists_and_clears_kinds(file, capsys):
+    make_once(file, [])
+    program = file.parents[1] / 'xla' / 'x86-1' / 'jit_step-123-cache'
+    program.parent.mkdir(parents=True)
+    program.write_bytes(bytes(1000))
+    assert main(['list', 'cache']) == 0
+    table = capsys.readouterr().out
+    assert re.search(r'^arrow +1 +0\.003 +50 +today', table, re.M)
+    assert all(kind in table for kind in caches.KINDS) and str(file.parents[1]) in table
+    assert main(['list', 'cache', 'arrow', 'xla', '--json']) == 0
+    arrow, compiled = json.loads(capsys.readouterr().out)
+    assert (arrow['bytes'], arrow['origin']) == (len(CONTENT), str(file.parents[3] / 'origin'))
+    assert (compiled['path'], compiled['origin']) == (str(program), 'jit_step')
+    assert main(['list', 'cache', 'arrow', '--clear']) == 0
+    assert not file.parent.exists() and program.exists()
+    assert main(['list', 'models', '--clear']) == 2
+    assert main(['list', 'cache', 'arow']) == 2

@@ -222,10 +222,10 @@ def test_a_sweep_keeps_its_runs_there(bucket, tmp_path, capsys):
     work = ['sweep', 'work', 's', '--allow', 'helpers']
     with lock.lock(folder / 'claims' / '0'):  # as another worker does
         assert main([*work, *place]) == 0
-        assert paths.read_text(folder / '0000' / 'config.json') is None
-        assert paths.read_text(folder / '0001' / 'result.json')
+        assert paths.read_text(folder / '0001' / 'config.json') is None
+        assert paths.read_text(folder / '0002' / 'result.json')
     assert main([*work, '--workdir', str(folder)]) == 0  # the folder says where
-    assert paths.read_text(folder / '0000' / 'result.json')
+    assert paths.read_text(folder / '0001' / 'result.json')
     assert not [name for name in paths.files(folder) if name.endswith('lock')]
 
 

@@ -78,7 +78,7 @@ def test_a_branch_is_claimed_once_its_trunk_has_kept_the_step(tmp_path, kept):
         worker.suggest(made, trial)
         assert numbers(made) == [0]
         assert worker.more_to_come(made)
-        kept['0000'] = [4]
+        kept['0001'] = [4]
         assert numbers(made) == [0, 1]
     # Its worker died: another one takes up the trunk, which has to reach what other branches need.
     assert numbers(made) == [0, 1]
@@ -91,7 +91,7 @@ def test_a_worker_waits_for_the_trunk_of_another(
     fake_training(lambda config, step: config.branch.step)
     with worker.claim_trial(made) as trial:
         worker.suggest(made, trial)
-        monkeypatch.setattr(worker.time, 'sleep', lambda seconds: kept.update({'0000': [4]}))
+        monkeypatch.setattr(worker.time, 'sleep', lambda seconds: kept.update({'0001': [4]}))
         assert worker.work(study.open_study('name', folder=tmp_path)).finished == 1
     assert capsys.readouterr().out.count('trials of other workers') == 1
     assert [t.state for t in made.trials()] == [TrialState.RUNNING, TrialState.COMPLETE]
@@ -101,7 +101,7 @@ def test_a_worker_waits_for_the_trunk_of_another(
 def test_a_trunk_that_has_not_cooled_down_is_not_the_best(
     tmp_path, kept, fake_training, capsys, cooldown, best
 ):
-    kept['0000'] = [4]
+    kept['0001'] = [4]
     trunk = TRUNK | {'optim.schedule.cooldown': cooldown}
     made = make(tmp_path, points=[trunk, BRANCH], overrides=COMMON)
     fake_training(lambda config, step: 0.5 if config.branch.step else 0.9)
@@ -122,17 +122,17 @@ def test_a_branch_of_a_failed_trunk_fails_and_both_are_queued_again(tmp_path, ke
     made = make(tmp_path, points=[TRUNK, BRANCH])
     done = worker.work(made)
     first, second = done.failures
-    assert says(first, 'trial 0', 'no data') and says(second, 'trial 1', 'no kept step')
+    assert says(first, 'trial 1', 'no data') and says(second, 'trial 2', 'no kept step')
     assert study.retry(made) == 2
     assert numbers(made) == [2]
-    kept['0000'] = [4]
+    kept['0001'] = [4]
     assert numbers(made) == [2, 3]
 
 
 @pytest.mark.parametrize(
     ('change', 'message'),
     [
-        ({'branch.from': 'trial:1'}, 'a branch needs a trunk, the number of an earlier point'),
+        ({'branch.from': 'trial:1'}, 'a branch needs a trunk'),
         ({'branch.from': 'trial:-1'}, 'a branch needs a trunk'),
         ({'branch.step': 0}, 'give branch.step'),
     ],
@@ -148,4 +148,4 @@ def test_a_folder_is_left_as_it_is(tmp_path):
     assert asha.resolve_trunk({'branch.from': '/runs/a'}, made.run_folder) == {
         'branch.from': '/runs/a'
     }
-    assert asha.resolve_trunk(BRANCH, made.run_folder)['branch.from'] == str(tmp_path / '0000')
+    assert asha.resolve_trunk(BRANCH, made.run_folder)['branch.from'] == str(tmp_path / '0001')

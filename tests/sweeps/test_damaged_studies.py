@@ -93,7 +93,7 @@ def test_attributes_that_no_worker_wrote_are_one_line(tmp_path, capsys, action, 
     made = make(tmp_path, points=POINTS)
     made.storage.set_trial_user_attr(ids(made, 1)[1], name, value)
     assert sweep(action, tmp_path) == 2
-    assert f'trial 1 has an impossible {name}' in the_line(capsys)
+    assert f'trial 2 has an impossible {name}' in the_line(capsys)
 
 
 @pytest.mark.fault(78)
@@ -109,7 +109,7 @@ def test_a_journal_of_impossible_steps_is_one_line(tmp_path, fake_training, caps
     file.write_text(''.join(json.dumps(line) + '\n' for line in lines))
     capsys.readouterr()
     assert sweep('status', tmp_path) == 2
-    assert 'trial 0 has an impossible step' in the_line(capsys)
+    assert 'trial 1 has an impossible step' in the_line(capsys)
 
 
 @pytest.mark.fault(78)

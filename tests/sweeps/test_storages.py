@@ -143,7 +143,7 @@ def test_postgres_two_workers_run_each_point_exactly_once(tmp_path, repo, postgr
     workers = [start_worker(repo, tmp_path, log) for log in logs]
     assert [process.wait(timeout=120) for process in workers] == [0, 0]
     lines = [line for log in logs if log.exists() for line in log.read_text().splitlines()]
-    assert Counter(line.split()[0] for line in lines) == {f'{n:04d}': 1 for n in range(6)}
+    assert Counter(line.split()[0] for line in lines) == {f'{n:04d}': 1 for n in range(1, 7)}
     assert {trial.state for trial in made.trials()} == {TrialState.COMPLETE}
     assert picture.best(made).value == 0.3
 
@@ -152,12 +152,12 @@ def test_postgres_two_workers_run_each_point_exactly_once(tmp_path, repo, postgr
 def test_postgres_a_trial_of_a_killed_worker_is_taken_up(tmp_path, repo, postgres):
     made = make(tmp_path, postgres, space={'optim.lr': log_uniform(1e-4, 0.1)}, trials=3)
     log = tmp_path / 'log.txt'
-    assert start_worker(repo, tmp_path, log, victim='0001').wait(timeout=120) == -9
+    assert start_worker(repo, tmp_path, log, victim='0002').wait(timeout=120) == -9
     states = [row[1] for row in picture.rows(made)]
     assert states == ['complete', 'interrupted']
     assert start_worker(repo, tmp_path, log).wait(timeout=120) == 0
     begun = log.read_text().splitlines()
-    assert [line.split()[0] for line in begun] == ['0000', '0001', '0001', '0002']
+    assert [line.split()[0] for line in begun] == ['0001', '0002', '0002', '0003']
     assert begun[1] == begun[2]  # with the value that was chosen first
     assert [trial.state for trial in made.trials()] == [TrialState.COMPLETE] * 3
     assert made.trials()[1].intermediate_values == {1: 0.1, 2: 0.2}
@@ -327,7 +327,7 @@ def test_a_full_disk_stops_the_worker_and_fails_no_trial(tmp_path, monkeypatch, 
             patch.setattr(train, 'train', full)
             assert main(['sweep', 'work', 'name', '--workdir', str(tmp_path)]) == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert 'trial 0 is interrupted' in line and 'No space left on device' in line
+        assert 'trial 1 is interrupted' in line and 'No space left on device' in line
     tally = picture.counts(made)
     assert (tally['interrupted'], tally['waiting'], tally['fail']) == (1, 1, 0)
 

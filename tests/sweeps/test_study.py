@@ -62,8 +62,16 @@ def test_workers_need_the_folder_of_the_study(tmp_path):
         study.require_shared_folder(study.open_study('name', url))
     moved = study.open_study('name', url, tmp_path / 'there')
     study.require_shared_folder(moved)
-    assert moved.run_folder(0) == tmp_path / 'there' / '0000'
+    assert moved.run_folder(0) == tmp_path / 'there' / '0001'
     assert made.sweep.metric == moved.sweep.metric
+
+
+def test_run_folders_count_from_1_and_those_of_earlier_versions_from_0(tmp_path):
+    assert make(tmp_path, points=[{'seed': 0}]).run_folder(0).name == '0001'
+    log = tmp_path / 'journal.log'
+    lines = [line for line in log.read_text().splitlines(True) if '"first"' not in line]
+    log.write_text(''.join(lines))
+    assert study.open_study('name', '', tmp_path).run_folder(0).name == '0000'
 
 
 def test_the_marker_names_study_and_storage(tmp_path):

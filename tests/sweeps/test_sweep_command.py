@@ -33,17 +33,17 @@ def test_status_best_and_plot(finished, capsys):
     assert main(['sweep', 'status', 'name', '--workdir', str(finished)]) == 0
     output = capsys.readouterr().out
     assert 'complete 4' in output
-    assert re.search(r'^ +3  complete +3 +0\.1400 +0\.01 +1\s*$', output, re.MULTILINE)
+    assert re.search(r'^ +4  complete +3 +0\.1400 +0\.01 +1\s*$', output, re.MULTILINE)
 
     assert main(['sweep', 'best', 'name', '--workdir', str(finished)]) == 0
     output = capsys.readouterr().out
     assert output.startswith(
-        f'{METRIC} 0.1350 [0.1204, 0.1496], mean of 2 seeds: trials 3, 2\n'
-        'trial 3, its best: 0.1400\n  optim.lr = 0.01\n  seed = 1\n'
-        'next: 0.0450 [0.0304, 0.0596], mean of 2 seeds: trials 1, 0\n'
+        f'{METRIC} 0.1350 [0.1204, 0.1496], mean of 2 seeds: trials 4, 3\n'
+        'trial 4, its best: 0.1400\n  optim.lr = 0.01\n  seed = 1\n'
+        'next: 0.0450 [0.0304, 0.0596], mean of 2 seeds: trials 2, 1\n'
     )
     flags = '--config.batch_size=16 --config.optim.lr=0.01 --config.seed=1'
-    place = f'--workdir {finished}-0003'
+    place = f'--workdir {finished}-0004'
     assert f'--config experiments/vit/digits.py:smoke {flags} {place}\n' in output
 
     assert main(['sweep', 'plot', 'name', '--workdir', str(finished)]) == 0

@@ -81,9 +81,9 @@ def test_two_processes_share_every_trial(repo, tmp_path, monkeypatch, free_port,
     assert (pruned.state, list(pruned.intermediate_values)) == (TrialState.PRUNED, [2])
     assert failed.state == TrialState.FAIL
     assert 'batch_size' in failed.user_attrs['error']
-    assert 'trial 0: complete' in outputs[0]
+    assert 'trial 1: complete' in outputs[0]
     assert 'complete' not in outputs[1]
-    assert all(': 1 of 3 trials failed; the first: trial 1: ' in text for text in outputs)
+    assert all(': 1 of 3 trials failed; the first: trial 2: ' in text for text in outputs)
 
     step, _, meta = load_variables(made.run_folder(0) / 'checkpoints')
     assert (step, meta['hardware']) == (4, '2 x cpu (jit)')

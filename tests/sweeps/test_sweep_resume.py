@@ -93,6 +93,6 @@ def test_a_worker_trains_the_example(tmp_path, repo, monkeypatch, one_device):
     trial, *others = study.open_study('a', folder=tmp_path).trials()
     assert trial.state == TrialState.COMPLETE
     assert {other.state for other in others} == {TrialState.WAITING}
-    stored = json.loads((tmp_path / '0000' / 'config.json').read_text())
+    stored = json.loads((tmp_path / '0001' / 'config.json').read_text())
     assert stored['optim']['lr'] == trial.params['optim.lr']
     assert stored == trial.user_attrs['config'] | {'model': stored['model']}

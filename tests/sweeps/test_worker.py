@@ -89,10 +89,10 @@ def test_a_trial_that_kills_its_workers_fails_in_the_end(tmp_path, monkeypatch, 
     for _ in range(3):
         with pytest.raises(KeyboardInterrupt):
             worker.work(made)
-        assert picture.rows(made)[0][:2] == ['0', 'interrupted']
+        assert picture.rows(made)[0][:2] == ['1', 'interrupted']
     assert worker.work(made).finished == 1
     assert [row[1] for row in picture.rows(made)] == ['fail', 'complete']
-    reason = 'trial 0 failed: its worker died 3 times after step 0'
+    reason = 'trial 1 failed: its worker died 3 times after step 0'
     assert picture.remarks(made) == [reason]
 
 
@@ -127,7 +127,7 @@ def test_status_names_the_worker_and_the_time_that_is_left(tmp_path, fake_traini
     assert picture.remarks(made) == []
     with worker.claim_trial(made) as trial:
         owner = f'running on {socket.gethostname()}:{os.getpid()}'
-        assert picture.rows(made)[1][:2] == [str(trial.number), owner]
+        assert picture.rows(made)[1][:2] == [str(trial.number + 1), owner]
         (line,) = picture.remarks(made)
         assert re.fullmatch(r'about 0:00:\d\d left: 3 trials of 0:00:\d\d .*workers: 1', line)
     assert picture.rows(made)[1][1] == 'interrupted'
@@ -139,7 +139,7 @@ def test_a_failed_trial_is_queued_again_once_and_goes_on_in_its_folder(tmp_path,
 
     def run(config, folder, report, **_):
         folders.append(folder.name)
-        if config.seed == 1 and folders.count('0001') < 3:
+        if config.seed == 1 and folders.count('0002') < 3:
             raise UserError('the data are away')
         return {METRIC: 0.5}
 
@@ -150,7 +150,7 @@ def test_a_failed_trial_is_queued_again_once_and_goes_on_in_its_folder(tmp_path,
         assert study.retry(made) == 1
         assert study.retry(made) == 0
         worker.work(made)
-    assert folders == ['0000', '0001', '0001', '0001']
+    assert folders == ['0001', '0002', '0002', '0002']
     states = [row[1] for row in picture.rows(made)]
     assert states == ['complete', 'fail', 'fail', 'complete']
     assert made.trials()[-1].params == {'seed': 1}
@@ -167,7 +167,7 @@ def test_a_stop_between_two_trials_is_heard(tmp_path, monkeypatch):
     monkeypatch.setattr(train, 'train', run)
     before = signal.getsignal(signal.SIGTERM)
     try:
-        with pytest.raises(train.Preempted, match='after trial 0'):
+        with pytest.raises(train.Preempted, match='after trial 1'):
             worker.work(made)
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -189,7 +189,7 @@ def test_the_resolved_config_of_every_trial_is_stored(tmp_path, fake_training):
     (trial,) = study.open_study('name', folder=tmp_path).trials()
     stored = trial.user_attrs['config']
     assert (stored['optim']['lr'], stored['seed'], stored['model']['name']) == (0.5, 7, 'vit')
-    assert trial.user_attrs['folder'] == str(tmp_path / '0000')
+    assert trial.user_attrs['folder'] == str(tmp_path / '0001')
 
 
 def test_what_diverges_is_counted_as_such_and_what_cannot_run_fails(tmp_path, monkeypatch, capsys):
@@ -203,10 +203,10 @@ def test_what_diverges_is_counted_as_such_and_what_cannot_run_fails(tmp_path, mo
     monkeypatch.setattr(train, 'train', run)
     made = make(tmp_path, points=grid({'seed': [0, 1, 2, 3]}))
     assert main(['sweep', 'work', 'name', '--workdir', str(tmp_path)]) == 2
-    error = 'error: 1 of 4 trials failed; the first: trial 1: no such data\n'
+    error = 'error: 1 of 4 trials failed; the first: trial 2: no such data\n'
     printed = capsys.readouterr()
     assert printed.err == error
-    assert 'trial 0: diverged\n' in printed.out and 'pruned' not in printed.out
+    assert 'trial 1: diverged\n' in printed.out and 'pruned' not in printed.out
     states = [row[1] for row in picture.rows(made)]
     assert states == ['diverged', 'fail', 'diverged', 'complete']
     assert main(['sweep', 'status', 'name', '--workdir', str(tmp_path)]) == 0

@@ -81,6 +81,9 @@ def test_what_cannot_go_on_stays_as_it_is(make_config, tmp_path, schedule, total
     with pytest.raises(UserError, match=message.replace('.', r'\.')):
         train.train(make_config(total, **schedule), tmp_path / 'run', extend=True)
     assert files(tmp_path / 'run') == before
+    with pytest.raises(UserError, match='--workdir') as error:
+        train.train(make_config(total, **schedule), tmp_path / 'run')
+    assert ('--extend' in str(error.value)) == (not schedule)  # it is offered where it may work
 
 
 def test_by_the_command(repo, tmp_path, capsys):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib
+import json
 import os
+import pathlib
 import typing
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,6 +22,7 @@ from vit_jax.errors import check_choice
 PROGRAM = 'vit-jax'
 SHELLS = ('bash', 'zsh')
 OVERRIDE = '--config.'
+KEYS = pathlib.Path(__file__).parents[1] / 'config' / 'keys.json'  # see _config_keys
 # zsh refuses `compdef` before its completion is set up.
 ZSH_SETUP = '(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }\n'
 
@@ -53,7 +57,7 @@ def complete(commands: Sequence[str]) -> None:
     else:
         parser = find_parser(command, action)
     for argument in parser.shown_actions():
-        if argument.metavar == 'CONFIG':
+        if argument.metavar in ('CONFIG', 'FILE[:ARG]'):
             argument.completer = complete_config  # type: ignore[attr-defined]
     Finder()(parser)
 
@@ -79,14 +83,26 @@ class Finder(argcomplete.CompletionFinder):
     ) -> list[str]:
         if not cword_prefix.startswith(OVERRIDE) or '=' in cword_prefix:
             return super()._get_completions(comp_words, cword_prefix, cword_prequote, last)
-        return [key for key in override_flags() if key.startswith(cword_prefix)]
+        return [key for key in override_flags(comp_words) if key.startswith(cword_prefix)]
 
 
-def override_flags() -> list[str]:
-    """List `--config.KEY=` for every key of `config.run`, without keys of models and tasks."""
+def override_flags(words: Sequence[str] = ()) -> list[str]:
+    """List `--config.KEY=` for every key of the trainer, and of the model and task of a config.
+
+    Args:
+      words: Command line, which may name a recipe, and override the names of its model and task.
+    """
     from vit_jax.config import run
 
-    return [f'{OVERRIDE}{key}=' for key in _list_keys(run.Run)]
+    keys = list(_list_keys(run.Run))
+    recipes = [tree for word in words if (tree := _parse_recipe(word.partition(':')[0]))]
+    table = json.loads(KEYS.read_text())
+    for section, by_name in table.items():
+        flag = f'{OVERRIDE}{section}.name='
+        names = [word.removeprefix(flag) for word in words if word.startswith(flag)][-1:]
+        names = names or [n for tree in recipes for n in _find_names(tree, section) if n in by_name]
+        keys += [f'{section}.{key}' for name in names for key in by_name.get(name, ())]
+    return [f'{OVERRIDE}{key}=' for key in dict.fromkeys(keys)]
 
 
 def _list_keys(section: Any) -> Iterator[str]:
@@ -98,9 +114,71 @@ def _list_keys(section: Any) -> Iterator[str]:
             yield field.name
 
 
+def _parse_recipe(name: str) -> ast.Module | None:
+    """Parse the file of a recipe, which may import JAX and so is not executed; None without one."""
+    from vit_jax.config.recipes import experiment_file
+
+    try:
+        path = pathlib.Path(name)
+        file = path if path.suffix == '.py' and path.is_file() else experiment_file(name)
+        return None if file is None else ast.parse(file.read_text())
+    except (OSError, SyntaxError, ValueError):
+        return None
+
+
+def _find_names(recipe: ast.Module, section: str) -> set[str]:
+    """Find what may be the names of a recipe's model or task."""
+    nodes = list(ast.walk(recipe))
+    pairs = [(node.arg, node.value) for node in nodes if isinstance(node, ast.keyword)]
+    for node in nodes:
+        if isinstance(node, ast.Dict):
+            keys = (key.value if isinstance(key, ast.Constant) else None for key in node.keys)
+            pairs += zip(keys, node.values, strict=True)  # type: ignore[arg-type]
+    constants = [c for key, value in pairs if key == 'name' for c in ast.walk(value)]
+    names = {str(c.value) for c in constants if isinstance(c, ast.Constant)}
+    imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    return names | {n.name for i in imports if i.module == f'vit_jax.{section}s' for n in i.names}
+
+
 def complete_config(prefix: str, **_: Any) -> list[str]:
-    """Complete the recipes of the package, and files."""
+    """Complete the recipes of the package, files, and the arguments of either."""
     from vit_jax.config.recipes import FOLDER
 
+    name, colon, text = prefix.partition(':')
+    if colon and (recipe := _parse_recipe(name)):
+        *given, last = text.split(',')
+        before = prefix.removesuffix(last)
+        return [f'{before}{w}' for w in _arguments(recipe, given, last) if w.startswith(last)]
     names = [file.relative_to(FOLDER).with_suffix('').as_posix() for file in FOLDER.glob('*/*.py')]
     return [n for n in sorted(names) if n.startswith(prefix)] + FilesCompleter()(prefix)
+
+
+def _arguments(recipe: ast.Module, given: Sequence[str], last: str) -> list[str]:
+    """List the arguments of a recipe or, after `NAME=`, its choices, without those given."""
+    functions = [node for node in recipe.body if isinstance(node, ast.FunctionDef)]
+    make = [f.args for f in functions if f.name in ('get_config', 'get_sweep')]
+    words = ['smoke'] if any(f.name in ('smoke', 'smoke_sweep') for f in functions) else []
+    for number, argument in enumerate(make[0].args if make else ()):
+        name, choices = argument.arg, _choices(recipe, argument)
+        words += choices if number == 0 and not given else []
+        words += [f'{name}={c}' for c in choices] if last.startswith(f'{name}=') else [f'{name}=']
+    names = {word.partition('=')[0] for word in given}
+    return [word for word in dict.fromkeys(words) if word.partition('=')[0] not in names]
+
+
+def _choices(recipe: ast.Module, argument: ast.arg) -> list[str]:
+    """List the choices of an argument with an annotation `Literal[...]`, or its name."""
+    node = argument.annotation
+    if isinstance(node, ast.Name):
+        values = {
+            target.id: statement.value
+            for statement in recipe.body
+            if isinstance(statement, ast.Assign)
+            for target in statement.targets
+            if isinstance(target, ast.Name)
+        }
+        node = values.get(node.id, node)
+    if not (isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith('Literal')):
+        return []
+    constants = (c for c in ast.walk(node.slice) if isinstance(c, ast.Constant))
+    return [str(c.value) for c in constants]

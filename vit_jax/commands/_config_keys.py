@@ -6,6 +6,8 @@ import ast
 import dataclasses
 import inspect
 import itertools
+import json
+import pathlib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -34,6 +36,8 @@ NAMED = (
     ('config.task, name=', 'vit_jax.tasks', 'Task'),
     ('config.evals.NAME, evaluator=', 'vit_jax.evaluators', 'Evaluator'),
 )
+# Keys of models and tasks for the completion in shells, which imports no JAX.
+KEYS = pathlib.Path(schema.__file__).parent / 'keys.json'
 _DOC_SECTIONS = ('Args:', 'Attributes:')
 _DOC_ENTRY = re.compile(r'([*\w, ]+?)(?: \([^)]*\))?:(?:\s+(.*))?')
 
@@ -107,6 +111,22 @@ def package_keys() -> dict[str, list[Key]]:
             cls = resolve(package, name, attribute)
             sections[f'{heading}{name}'] = keys(schema.class_keys(cls), parameter_docs(cls))
     return {heading: listed for heading, listed in sections.items() if listed}
+
+
+def named_keys(package: Mapping[str, list[Key]]) -> str:
+    """Write the keys of every model and task as JSON, {'model': {'vit': ['patch_size', ...]}}.
+
+    Args:
+      package: Keys as returned by `package_keys`.
+    """
+    keys_by_name = {
+        heading.split('.')[1].split(',')[0]: {
+            name: [key.name for key in package.get(f'{heading}{name}', ())]
+            for name in modules(module)
+        }
+        for heading, module, _ in NAMED[:2]
+    }
+    return json.dumps(keys_by_name, indent=0) + '\n'
 
 
 def keys(
@@ -238,3 +258,7 @@ def _docstring_sections(lines: list[str]) -> Iterator[list[str]]:
 
 def _indent(line: str) -> int:
     return len(line) - len(line.lstrip())
+
+
+if __name__ == '__main__':
+    KEYS.write_text(named_keys(package_keys()))

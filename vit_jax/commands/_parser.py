@@ -19,7 +19,6 @@ from vit_jax.errors import (
     CommandFinished,
     UserError,
     nearest,
-    one_line,
     positive_number,
 )
 
@@ -119,9 +118,9 @@ class Parser(argparse.ArgumentParser):
 
 def _suggest_config_key(flag: str, value: str, valid: Sequence[str]) -> str:
     """Suggest a key for a flag that other trainers have; empty if unknown or without `--config`."""
-    from vit_jax.config.load import other_word
+    from vit_jax.config.words import find_hint
 
-    hint = other_word(flag, value) if '--config' in valid else ''
+    hint = find_hint(flag, value) if '--config' in valid else ''
     return f'unknown flag {flag!r}; did you mean {hint}?' if hint else ''
 
 
@@ -399,18 +398,24 @@ def save_images(images: Iterable[Any], names: Sequence[str], folder: str, flag: 
     return target
 
 
-def align(lines: Sequence[Sequence[str]], left: int) -> str:
-    """Align columns to their widest cells, the first `left` columns flush left."""
-    lines = [[one_line(cell) for cell in line] for line in lines]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    padded = [
-        [
-            cell.ljust(width) if i < left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ]
-        for line in lines
-    ]
-    return '\n'.join('  '.join(line).rstrip() for line in padded)
+def align(lines: Sequence[Sequence[str]], left: int, last_left: bool = False) -> str:
+    """Format a table; columns are as wide as their widest cells.
+
+    Args:
+      lines: Cells of each line.
+      left: Number of columns that are flush left.
+      last_left: Whether the last column is, too.
+    """
+    from vit_jax.runtime.console import Console, Table
+
+    table = Table(*lines[0], left=left)
+    if last_left:
+        table.columns[-1].justify = 'left'
+    for line in lines[1:]:
+        table.add_row(*line)
+    output = io.StringIO()
+    Console(file=output, soft_wrap=True, color_system=None).print(table)
+    return '\n'.join(line.rstrip() for line in output.getvalue().splitlines())
 
 
 def find_parser(command: str, action: str = '') -> Parser:

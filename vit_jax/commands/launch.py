@@ -76,6 +76,7 @@ def launcher_parser(launcher: str) -> Parser:
     add('--dry-run', action='store_true', help='print the job instead of submitting it')
     add('--rehearse', action='store_true', help='first try the run on this machine, see rehearse')
     action.add_flags(parser)
+    parser.set_defaults(launcher=launcher)
     return parser
 
 
@@ -225,7 +226,7 @@ def gke(args: argparse.Namespace, command: Sequence[str], config: ConfigDict | N
         **_cloud_job_fields(args, command),
         image=args.image,
         slices=args.slices,
-        topology=args.topology,
+        topology=args.topology or args.tpu.partition(':')[2],
         flex_start=args.flex_start,
         queue=args.queue,
         namespace=args.namespace,
@@ -242,10 +243,13 @@ def _cloud_job_fields(args: argparse.Namespace, command: Sequence[str]) -> dict[
     """Collect the fields that all cloud jobs share."""
     from vit_jax.launch import cloud_tpu
 
+    tpu, shape = cloud_tpu.accelerator_type(args.tpu), args.tpu.partition(':')[2]
+    if shape and args.launcher != 'gke' and shape != cloud_tpu.topology(tpu):
+        raise UserError(f'launch: --tpu {args.tpu}: only launch gke offers this shape of {tpu}')
     return {
         'words': command,
         'name': _job_name(args, command),
-        'tpu': cloud_tpu.accelerator_type(args.tpu),
+        'tpu': tpu,
         'spot': args.spot,
         'restarts': args.restarts,
         'env': dict(args.env),
@@ -441,7 +445,7 @@ def add_gke_flags(parser: Parser) -> None:
 
 def _add_slice_flags(parser: Parser) -> None:
     add = parser.add_argument
-    add('--tpu', required=True, metavar='TYPE', help='slice type, such as v5litepod-8 or v5e-8')
+    add('--tpu', required=True, metavar='TYPE', help='slice, such as v5e-8, v5litepod-8 or v5e:2x4')
     add(
         '--slices',
         type=positive_number,

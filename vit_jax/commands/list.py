@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.commands import _catalog
 from vit_jax.commands._parser import Parser, add_json_flag, align
 from vit_jax.errors import UserError, modules, positive_number
+from vit_jax.runtime import caches
 
 if TYPE_CHECKING:
     from vit_jax.interop.hub import Released
@@ -29,14 +31,14 @@ KINDS: dict[str, Callable[[], list[_catalog.Named]]] = {
     'writers': partial(_catalog.list_modules, 'vit_jax.writers'),
 }
 EXPERIMENTS, KEYS, VARIANTS = 'experiments', 'keys', 'variants'
-CHECKPOINTS, COMMANDS = 'checkpoints', 'commands'
+CACHE, CHECKPOINTS, COMMANDS = 'cache', 'checkpoints', 'commands'
 MAX_WIDTH, INDENT = 40, 4
 
 
 def main(argv: Sequence[str]) -> int:
     """Print names with descriptions, or a list of JSON objects."""
     parser = Parser('list', __doc__)
-    kinds = [*KINDS, CHECKPOINTS, COMMANDS, EXPERIMENTS, KEYS, VARIANTS]
+    kinds = [*KINDS, CACHE, CHECKPOINTS, COMMANDS, EXPERIMENTS, KEYS, VARIANTS]
     parser.add_argument(
         'kind', nargs='?', choices=kinds, help='kind to list (default: the names of all kinds)'
     )
@@ -58,8 +60,17 @@ def main(argv: Sequence[str]) -> int:
         metavar='PIXELS',
         help='side of the images of variants (default: 224)',
     )
+    parser.add_argument(
+        '--clear',
+        action='store_true',
+        help='remove the listed entries of the cache, which no run may be using',
+    )
     add_json_flag(parser)
     args = parser.parse_args(argv)
+    if args.clear and args.kind != CACHE:
+        raise UserError('--clear removes entries of the cache: list cache --clear')
+    if args.kind == CACHE:
+        return print_cache(args.patterns, args.clear, args.json)
     if args.kind is None:
         return print_kinds(args.json)
     if args.kind == VARIANTS:
@@ -117,7 +128,7 @@ def print_kinds(as_json: bool) -> int:
         print(json.dumps(names))
         return 0
     print(align([[kind, ' '.join(members)] for kind, members in names.items()], left=2))
-    print(f'{CHECKPOINTS}, {COMMANDS}, {EXPERIMENTS}, {KEYS}, {VARIANTS}: name the kind')
+    print(f'{CACHE}, {CHECKPOINTS}, {COMMANDS}, {EXPERIMENTS}, {KEYS}, {VARIANTS}: name the kind')
     return 0
 
 
@@ -190,6 +201,41 @@ def print_checkpoints(patterns: Sequence[str], as_json: bool) -> int:
     return 0
 
 
+def print_cache(patterns: Sequence[str], clear: bool, as_json: bool) -> int:
+    """Print the size of each kind of cached files, or the entries of the kinds that are named.
+
+    Args:
+      patterns: Parts of the names of kinds.
+      clear: Whether to remove what is listed.
+      as_json: Whether to print all entries as JSON.
+    """
+    kinds = [kind for kind in caches.KINDS if matches(kind, patterns)]
+    require_some(kinds, CACHE, patterns)
+    entries = {kind: caches.entries(kind) for kind in kinds}
+    if clear:
+        for kind in kinds:
+            caches.clear(kind)
+    if as_json:
+        print(to_json(chain.from_iterable(entries.values())))
+        return 0
+    rows = [['kind', 'entries', 'GB', 'limit', 'last use', 'content']]
+    for kind, listed in entries.items():
+        last = _days_ago(listed[-1].used) if listed else '-'
+        size, limit = sum(entry.bytes for entry in listed) / 1e9, caches.limit_bytes(kind) / 1e9
+        numbers = [f'{len(listed):,}', f'{size:.3f}', f'{limit:g}', last]
+        rows.append([kind, *numbers, caches.KINDS[kind].meaning])
+    print(align(rows, left=1, last_left=True))
+    for entry in chain.from_iterable(entries.values()) if patterns and not clear else ():
+        print(f'{entry.bytes / 1e6:,.1f} MB, {_days_ago(entry.used)}: {entry.origin or entry.path}')
+    print('removed' if clear else f'in {caches.folder("")}; list cache [KIND...] --clear removes')
+    return 0
+
+
+def _days_ago(moment: float) -> str:
+    days = int((time.time() - moment) / 86400)
+    return 'today' if days < 1 else f'{days} day{"s" * (days > 1)} ago'
+
+
 def checkpoint_lines(released: Iterable[Released]) -> Iterator[str]:
     """Yield two lines per checkpoint, its name and its facts, below the page that lists it."""
     for source, members in groupby(released, lambda checkpoint: checkpoint.source):
@@ -217,10 +263,9 @@ def print_variants(patterns: Sequence[str], image_size: int, as_json: bool) -> i
         print(to_json(counted))
         return 0
     require_some(models, VARIANTS, patterns)
-    print(f'{"model":<14}{"variant":<12}{"parameters":>16}{"GFLOPs":>10}')
-    for v in counted:
-        row = f'{v.model:<14}{v.name:<12}{v.parameters:>16,}{2 * v.gmacs:>10.4g}'
-        print(row, flush=True)
+    rows = [['model', 'variant', 'parameters', 'GFLOPs']]
+    rows += [[v.model, v.name, f'{v.parameters:,}', f'{2 * v.gmacs:.4g}'] for v in counted]
+    print(align(rows, left=2))
     print(
         f'two FLOPs per multiply-accumulate; on one image of {image_size} x {image_size}, '
         f'or sentences of {variants.TOKENS} tokens; '

@@ -401,9 +401,7 @@ def coverage(argv: Sequence[str]) -> int:
     if args.form == 'auto':
         description = f'{args.curves} laws of each kind, {args.points} points or more each'
     print(f'{description}: share of true values in the 90 % bands')
-    width = max(map(len, shares)) + 2
-    for name, share in shares.items():
-        print(f'{name:<{width}}{share:.2f}')
+    print(align([[name, f'{share:.2f}'] for name, share in shares.items()], left=1))
     return 0
 
 

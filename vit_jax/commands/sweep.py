@@ -160,15 +160,16 @@ def status(args: argparse.Namespace) -> int:
 def best(args: argparse.Namespace) -> int:
     """Show the best trial of the best setting, and the command that repeats its training."""
     from vit_jax.sweeps import picture
+    from vit_jax.sweeps.study import trial_title
 
     study = open_study(args)
     settings = picture.settings(study)
     first, trial = settings[0], settings[0].trials[0]
     if first.half is None:
-        print(f'trial {trial.number}: {study.sweep.metric} {picture.value(trial)}')
+        print(f'{trial_title(trial)}: {study.sweep.metric} {picture.value(trial)}')
     else:
         print(f'{study.sweep.metric} {picture.over_seeds(first)}')
-        print(f'trial {trial.number}, its best: {picture.value(trial)}')
+        print(f'{trial_title(trial)}, its best: {picture.value(trial)}')
     for name, value in trial.params.items():
         print(f'  {name} = {value}')
     if first.half is None and len(settings) > 1:

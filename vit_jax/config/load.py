@@ -12,63 +12,21 @@ import copy
 import inspect
 import json
 import math
-import re
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from vit_jax.config import objects, schema
-from vit_jax.config.recipes import run_file
+from vit_jax.config.recipes import argument_with_choice, run_file
 from vit_jax.config.run import LEFT_OPEN, Inference, Model, Run, Task
+from vit_jax.config.words import find_hint
 from vit_jax.errors import UserError, hide_secrets, nearest
 from vit_jax.storage import paths
 
 # Renamed keys. Configs with the old names still load.
 RENAMED = {'parallel.small': 'parallel.min_split_size'}
-
-_NUMBER = re.compile(r'\d+(\.\d+)?(e-?\d+)?')
-# What other trainers call a setting, and the flags that set it here.
-OTHER_WORDS = {
-    'lr learning_rate base_lr blr lr0 peak_lr': '--config.optim.lr=3e-4',
-    'epochs num_epochs num_train_epochs max_epochs total_epochs': "--config.total='20 epochs'",
-    'steps num_steps max_steps total_steps train_steps': "--config.total='1000 steps'",
-    'batch_size bs batch per_device_train_batch_size train_batch_size': '--config.batch_size=64',
-    'image_size img_size input_size imgsz resolution crop_size': (
-        "--config.data.transforms='resize(224)', and --config.evals.NAME.transforms for evaluations"
-    ),
-    'weight_decay wd': '--config.optim.weight_decay=0.1',
-    'optimizer opt': '--config.optim.name=sgd',
-    'momentum': '--config.optim.momentum=0.9',
-    'scheduler sched lr_scheduler lr_scheduler_type': '--config.optim.schedule.name=cosine',
-    'warmup warmup_epochs warmup_steps warmup_ratio': "--config.optim.schedule.warmup='5%'",
-    'clip_grad grad_clip grad_clip_norm max_grad_norm gradient_clip_val clip_norm': (
-        '--config.optim.clip_norm=1.0'
-    ),
-    'accum_iter accum_freq gradient_accumulation_steps grad_accum_steps accumulate_grad_batches': (
-        '--config.step.accum_steps=2'
-    ),
-    'ema model_ema ema_decay model_ema_decay': '--config.step.ema_decay=0.999',
-    'mixup mixup_alpha': '--config.task.mixup=0.2, 0 for none',
-    'cutmix cutmix_alpha': '--config.task.cutmix=1.0, 0 for none',
-    'smoothing label_smoothing label_smoothing_factor': '--config.task.label_smoothing=0.1',
-    'drop_path drop_path_rate': '--config.model.drop_path=0.1',
-    'drop drop_rate dropout dropout_rate': '--config.model.dropout=0.1',
-    'amp fp16 bf16 precision mixed_precision': '--config.model.dtype=bfloat16',
-    'num_classes nb_classes': '--config.model.num_classes=10',
-    'seed random_seed': '--config.seed=1',
-    'model arch model_name model_name_or_path': '--config.model.name=vit',
-    'data data_dir data_path dataset train_dir data_set': '--config.data.source=folder:/PATH',
-    'workers num_workers dataloader_num_workers': '--config.data.workers=4',
-    'pretrained pretrained_weights model_init init_from': '--config.init.from=ViT-B_16.npz',
-    'patience early_stopping': '--config.early_stop.patience=5 with --config.early_stop.metric',
-    'eval_every eval_steps eval_freq evaluation_strategy': "--config.every.eval='1 epoch'",
-    'save_every save_steps save_freq ckpt_steps': "--config.every.checkpoint='10%'",
-    'log_every logging_steps log_interval log_training_steps': "--config.every.log='50 steps'",
-    'output output_dir out outdir out_dir log_dir save_dir': '--workdir runs/NAME',
-    'resume resume_from_checkpoint': 'the same command, which resumes',
-}
-
 
 CONFIG = (
     'Python file (it is executed) or recipe of `list experiments`, with optional arguments: '
@@ -78,6 +36,8 @@ OVERRIDES = (
     '--config.KEY=VALUE overrides a value of the config, such as --config.optim.lr=3e-4 or '
     "--config.total='20 epochs'."
 )
+# Overrides that are applied first, since they determine which keys are valid.
+_NAMES = ('model.name=', 'task.name=', 'optim.name=')
 # Lower bounds of sizes, for every model; a stack may have no blocks.
 _MIN_SIZES = {
     **dict.fromkeys(('patch_size', 'width', 'mlp_dim', 'embed_dim', 'num_heads'), 1),
@@ -104,7 +64,8 @@ def override(
 
     Args:
       config: Not changed.
-      overrides: Texts such as `optim.lr=3e-4`, in order.
+      overrides: Texts such as `optim.lr=3e-4`, in order, but names first. Another optimizer drops
+        the options of the former one that it does not have.
       check: Called with the config before its modules are imported, and after each override.
 
     Raises:
@@ -126,7 +87,7 @@ def edit(
     config.lock()
     check(config)
     _nest_model(config)
-    for text in overrides:
+    for text in sorted(overrides, key=lambda text: not text.startswith(_NAMES)):
         dotted, equals, value = text.partition('=')
         apply_override(config, f'{RENAMED.get(dotted, dotted)}{equals}{value}')
         check(config)
@@ -256,8 +217,19 @@ def parse_config_args(
         if overrides:
             raise UserError(f'--config.{overrides[0]}: there is no config to override: name one')
         return args, None
-    config = run_file(args.config, 'get_config', '--config')
-    return args, (override if complete else edit)(config, overrides)
+    recipe = run_file(args.config, 'get_config', '--config')
+    config = (override if complete else edit)(recipe, overrides)
+    _report_dropped_options(args.config, recipe, config)
+    return args, config
+
+
+def _report_dropped_options(spec: str, recipe: ConfigDict, config: ConfigDict) -> None:
+    """Print the optimizer's options that an override dropped, and the recipe's own argument."""
+    options, name = recipe.get('optim', {}), config.get('optim', {}).get('name')
+    if dropped := [f'{key}={options[key]!r}' for key in options if key not in config.optim]:
+        argument = argument_with_choice(spec, str(name))
+        hint = f'; {argument} is the recipe with its own settings for {name}' if argument else ''
+        print(f'{name} has no {", ".join(dropped)}: left out{hint}', file=sys.stderr)
 
 
 def to_json(config: ConfigDict) -> str:
@@ -349,6 +321,16 @@ def apply_override(config: ConfigDict, override: str) -> None:
         names = schema.type_names(allowed)
         raise UserError(f'--config.{dotted}={text}: expected {names}{off}') from e
     _set(config, node, leaf, value)
+    if dotted == 'optim.name':
+        _drop_options(config)
+
+
+def _drop_options(config: ConfigDict) -> None:
+    """Remove the keys of `config.optim` that its optimizer does not have."""
+    valid = schema.parameters(config, 'optim')
+    with config.unlocked():
+        for key in [key for key in config.optim if key not in valid]:
+            del config.optim[key]
 
 
 def _enter(config: ConfigDict, node: ConfigDict, path: str, key: str, override: str) -> ConfigDict:
@@ -378,24 +360,9 @@ def _declaration(
 
 def _unknown(where: str, key: str, valid: Iterable[str], override: str) -> UserError:
     dotted, _, value = override.partition('=')
-    if (hint := other_word(key, value)) and hint.partition('=')[0] != f'--config.{dotted}':
+    if (hint := find_hint(key, value)) and hint.partition('=')[0] != f'--config.{dotted}':
         return UserError(f'--config.{dotted}: unknown key of {where} {key!r}; did you mean {hint}?')
     return UserError(f'--config.{dotted}: ' + nearest(f'key of {where}', key, valid))
-
-
-def other_word(name: str, value: str = '') -> str:
-    """Return the flags for a setting by its name in other trainers; empty if the name is unknown.
-
-    Args:
-      name: Flag or the last part of a config key, such as `--learning-rate` or `img_size`.
-      value: Its value, which replaces the number of the example; empty for none.
-    """
-    word = name.lower().lstrip('-').replace('-', '_')
-    hint = next((hint for aliases, hint in OTHER_WORDS.items() if word in aliases.split()), '')
-    if '%' in hint or not _NUMBER.fullmatch(value):
-        return hint
-    key, equals, example = hint.partition('=')
-    return key + equals + _NUMBER.sub(value, example, count=1)
 
 
 def _set(config: ConfigDict, node: ConfigDict, key: str, value: Any) -> None:

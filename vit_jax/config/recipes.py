@@ -258,6 +258,13 @@ def arguments(module: types.ModuleType) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def argument_with_choice(spec: str, value: str) -> str:
+    """Return `FILE:NAME=value` for the argument of a recipe with this choice; empty if none has."""
+    name, _ = translate(spec)
+    known = parameters(load_module(name, '--config').get_config)
+    return next((f'{name}:{key}={value}' for key, p in known.items() if value in choices_of(p)), '')
+
+
 def load_module(name: str, where: str) -> types.ModuleType:
     """Execute a file as a module.
 

@@ -28,6 +28,7 @@ from vit_jax.config.run import (
     Task,
     parse_duration,
 )
+from vit_jax.config.words import example
 from vit_jax.errors import UserError, nearest
 from vit_jax.signatures import Parameters
 from vit_jax.signatures import parameters as parameters_of
@@ -205,11 +206,7 @@ def _check_keys(group: Group, valid: Parameters, where: str) -> None:
 def _check_known(group: Group, valid: Parameters, where: str) -> None:
     for key in group:
         if key not in valid:
-            owner = f'; the recipe sets {key}={group[key]!r} for another optimizer'
-            remedy = (
-                f'{owner}: leave it out of a copy of the recipe' if where.endswith('.optim') else ''
-            )
-            raise UserError(f'{where}: {nearest("key", key, valid)}{remedy}')
+            raise UserError(f'{where}: {nearest("key", key, valid)}')
 
 
 def _lacking(group: Group, valid: Parameters) -> list[str]:
@@ -237,7 +234,9 @@ def _require_none(lacking: Sequence[str], where: str) -> None:
     if lacking:
         names = ', '.join(map(repr, lacking))
         are = f'keys {names} are' if len(lacking) > 1 else f'key {names} is'
-        raise UserError(f'{where}: the {are} missing; set one by --{where}.{lacking[0]}=VALUE')
+        section = where.removeprefix('config').lstrip('.')
+        flags = ' '.join(example(f'{section}.{key}'.lstrip('.')) for key in lacking)
+        raise UserError(f'{where}: the {are} missing; for example {flags}')
 
 
 def make_section(cls: type[Section], group: Group, where: str, strict: bool = False) -> Section:

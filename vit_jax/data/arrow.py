@@ -30,13 +30,13 @@ def random_access(file: pathlib.Path, title: str) -> pathlib.Path:
         raise UserError(f'{title}: {file} cannot be read: {error.strerror}') from error
     if file.suffix == '.arrow':
         return file
-    target = cache.folder('arrow') / f'{cache.key([file])}.arrow'
-    copy = cache.make_once(target, lambda path: copy_to_arrow(file, path, title))
+    name = f'{cache.key([file])}.arrow'
+    copy = cache.make_once('arrow', name, file, lambda path: copy_to_arrow(file, path, title))
     try:
         open_batches(copy, title)
     except UserError:  # the copy is damaged
         copy.unlink(missing_ok=True)
-        cache.make_once(target, lambda path: copy_to_arrow(file, path, title))
+        cache.make_once('arrow', name, file, lambda path: copy_to_arrow(file, path, title))
     return copy
 
 

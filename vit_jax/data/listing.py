@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 
 from vit_jax.errors import UserError
+from vit_jax.runtime import caches
 from vit_jax.runtime.console import Console, Progress
 from vit_jax.storage import cache, paths
 
@@ -33,7 +34,7 @@ SETTLED_NS = 2_000_000_000  # file systems that round times may hide a later cha
 def files_below(folder: pathlib.Path) -> list[str]:
     """List all files that are not hidden, sorted, relative to the folder."""
     name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:32]
-    cached = cache.folder('listings') / f'{name}.json'
+    cached = caches.folder('listings') / f'{name}.json'
     if (names := _recall(cached, folder)) is not None:
         return names
     start_time = time.time_ns()
@@ -41,7 +42,7 @@ def files_below(folder: pathlib.Path) -> list[str]:
         names, states = _list(folder, show_count)
     newest = max(modified for _, modified, *_ in states.values())
     if len(names) > MANY and newest < start_time - SETTLED_NS:
-        _store(cached, names, states)
+        _store(cached, folder, names, states)
     return names
 
 
@@ -130,11 +131,15 @@ def _recall(cached: pathlib.Path, folder: pathlib.Path) -> list[str] | None:
     return None
 
 
-def _store(cached: pathlib.Path, names: list[str], states: dict[str, list[int]]) -> None:
+def _store(
+    cached: pathlib.Path, folder: pathlib.Path, names: list[str], states: dict[str, list[int]]
+) -> None:
     content = json.dumps({'folders': states, 'files': names}).encode()
     try:
         cached.parent.mkdir(parents=True, exist_ok=True)
         paths.write_atomic(cached, content)
+        caches.record_origin(cached, os.fspath(folder.absolute()))
+        caches.trim('listings', [cached])
     except OSError as error:
         log.warning('%s: cannot cache the file list (%s)', cached.parent, paths.first_line(error))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import ClassVar
@@ -120,8 +121,20 @@ def parse_type(tpu: str) -> tuple[str, int]:
 
 
 def accelerator_type(tpu: str) -> str:
-    """Convert preflight's name of a type to Google Cloud's: `v5e-8` -> `v5litepod-8`."""
-    return re.sub('^(tpu-)?v5e-', r'\1v5litepod-', tpu)
+    """Return the type of a slice that is named as for `preflight`: `v5e-8`, `v5e:4x4`, `v4-32`.
+
+    Raises:
+      UserError: The name is of several slices.
+    """
+    if match := re.fullmatch(r'(\d+)x(\D.*)', tpu):
+        raise UserError(
+            f'launch: --tpu {tpu}: give one slice: --tpu {match[2]} --slices {match[1]}'
+        )
+    name, colon, shape = re.sub('^(tpu-)?v5e(?=[-:])', r'\1v5litepod', tpu).partition(':')
+    if not colon or name not in GENERATIONS or not re.fullmatch(r'\d+(x\d+)*', shape):
+        return f'{name}{colon}{shape}'
+    chips = math.prod(map(int, shape.split('x')))
+    return f'{name}-{chips * GENERATIONS[name].cores}'
 
 
 def hosts(tpu: str) -> int:

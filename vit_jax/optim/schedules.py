@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 import optax
 
-from vit_jax.config.run import Durations, Schedule
+from vit_jax.config.run import Durations, Schedule, parse_duration
 from vit_jax.errors import UserError, nearest
 
 SHORTENED = 10  # a warm-up that does not fit takes one part in this many of the run
@@ -142,6 +142,14 @@ SHAPES = {
     'rsqrt': _rsqrt,
     'stair': _stair,
 }
+
+
+def depends_on_total(schedule: Schedule) -> bool:
+    """Whether a run of another length has other values at the same steps."""
+    ends = schedule.name in ('linear', 'cosine', 'polynomial')
+    durations = map(str, (schedule.warmup, schedule.timescale, *schedule.boundaries))
+    has_shares = any(text.endswith('%') for text in durations)
+    return ends or has_shares or parse_duration(schedule.cooldown, 'cooldown')[0] > 0
 
 
 def _validate(total_steps: int, warmup: int, cooldown: int, timescale: int) -> None:

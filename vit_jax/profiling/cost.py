@@ -26,6 +26,7 @@ from vit_jax.profiling.batch_spec import Spec, open_source, plan_of, row_of
 from vit_jax.storage.model_ref import ModelRef
 from vit_jax.tasks.base import Task
 
+SMALLEST = 0.001  # of hours and days in a table of costs
 CORE = 'TPU v3'  # the papers count its core-days; JAX calls such a core a device
 
 
@@ -296,7 +297,11 @@ def cost_table(runs: Sequence[PlannedRun], machine: Machine) -> list[list[str]]:
 
     def costs(operations: float) -> list[str]:
         days = core.device_hours(operations) / 24
-        return [_number(x) for x in (operations / 1e18, machine.chip_hours(operations), days)]
+        times = machine.chip_hours(operations), days
+        return [
+            _number(operations / 1e18),
+            *(f'<{SMALLEST}' if 0 < time < SMALLEST else _number(time) for time in times),
+        ]
 
     table = [headings]
     for run in runs:

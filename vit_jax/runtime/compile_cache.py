@@ -1,6 +1,6 @@
 """JAX's cache of compiled programs, by default in the user's cache folder and of bounded size.
 
-`JAX_COMPILATION_CACHE_DIR` names another folder, whose size is not bounded here, and
+It is one of `caches`. `JAX_COMPILATION_CACHE_DIR` names another folder without a limit, and
 `JAX_ENABLE_COMPILATION_CACHE=false` turns the cache off.
 """
 
@@ -17,7 +17,8 @@ import shutil
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
-MAX_BYTES = 4 * 2**30  # the step of a ViT-B/16 takes a few million
+from vit_jax.runtime import caches
+
 CPU_INFO = pathlib.Path('/proc/cpuinfo')
 MIN_FREE_BYTES = 2**28  # on the disk; a truncated entry would be read at every start
 
@@ -52,9 +53,8 @@ def describe_cache() -> str:
 
 def _folder() -> pathlib.Path:
     """Return the folder for this kind of machine; CPU programs depend on its features."""
-    home = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
     kind = hashlib.sha256(_processor().encode()).hexdigest()[:8]
-    return pathlib.Path(home, 'vit_jax', 'xla', f'{platform.machine() or "unknown"}-{kind}')
+    return caches.folder('xla') / f'{platform.machine() or "unknown"}-{kind}'
 
 
 def _processor() -> str:
@@ -73,28 +73,11 @@ def _usable(folder: pathlib.Path) -> bool:
         return False
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _shrink(folder, MAX_BYTES)
+        # JAX's own limit locks the folder for every read, and a process that is killed while it
+        # writes leaves an entry without a time, which stops all later writes.
+        caches.trim('xla')
         return (
             os.access(folder, os.W_OK | os.X_OK) and shutil.disk_usage(folder).free > MIN_FREE_BYTES
         )
     except OSError:
         return False
-
-
-def _shrink(folder: pathlib.Path, max_bytes: int) -> None:
-    """Delete the least recently used files until at most `max_bytes` bytes are left.
-
-    JAX's own bound locks the folder for every read, and a process that is killed while it writes
-    leaves an entry without a time, which stops all later writes.
-    """
-    entries = []
-    for file in folder.iterdir():
-        with contextlib.suppress(FileNotFoundError):  # another process shrinks it too
-            stat = file.stat()
-            entries.append((max(stat.st_atime, stat.st_mtime), stat.st_size, file))
-    size = sum(size for _, size, _ in entries)
-    for _, bytes_, file in sorted(entries):
-        if size <= max_bytes:
-            return
-        file.unlink(missing_ok=True)
-        size -= bytes_

@@ -1,10 +1,9 @@
-"""User's cache folder: derived files, and complete files from object storage or the web.
+"""Cached files: derived ones, and complete files from object storage or the web.
 
 fsspec downloads them, but its caches neither verify contents, nor have a size limit, nor work
 offline. Here, files that are requested together share one folder, named by the server's tags (etag,
 generation, time), so a new upload gets a new folder. A file's sha256 is stored next to it and
-verified at every use. When all folders together exceed `MOST_BYTES`, the least recently used ones
-are removed.
+verified at every use. Their place and limits are those of `runtime.caches`.
 """
 
 from __future__ import annotations
@@ -27,10 +26,9 @@ import xxhash
 
 from vit_jax import extras
 from vit_jax.errors import Unavailable, UserError, without_secrets
-from vit_jax.runtime import console
+from vit_jax.runtime import caches, console
 from vit_jax.storage import paths, servers
 
-MOST_BYTES = 50 * 2**30  # limit for all downloads
 PUBLIC = ('gs://vit_models/', 'gs://big_vision/', 'gs://bit_models/', 'gs://mixer_models/')
 BLOCK = 16 * 2**20  # bytes per request
 TRIES, PAUSE = 3, 1.0  # tries per block, and seconds between them
@@ -44,12 +42,6 @@ _log = logging.getLogger(__name__)
 
 class MissingFile(UserError):
     """A file does not exist."""
-
-
-def folder(kind: str) -> pathlib.Path:
-    """Return the folder for a kind of files, in $XDG_CACHE_HOME or ~/.cache; may not exist yet."""
-    home = os.environ.get('XDG_CACHE_HOME') or '~/.cache'
-    return pathlib.Path(home).expanduser() / 'vit_jax' / kind
 
 
 def key(files: Sequence[pathlib.Path]) -> str:
@@ -70,14 +62,23 @@ def state_of(path: pathlib.Path) -> list[int]:
     return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
 
 
-def make_once(file: pathlib.Path, make: Callable[[pathlib.Path], None]) -> pathlib.Path:
-    """Return `file`, written by `make(path)` if it is missing or has changed since.
+def make_once(
+    kind: str, name: str, origin: pathlib.Path, make: Callable[[pathlib.Path], None]
+) -> pathlib.Path:
+    """Return a cached file, written by `make(path)` if it is missing or has changed since.
 
     A digest in a second file detects changes. It covers up to 256 MiB, spread over the file.
+
+    Args:
+      kind: Kind in `runtime.caches`.
+      name: Name of the file.
+      origin: File that it is derived from.
+      make: Function that writes it.
 
     Raises:
       UserError: if the folder is not writable or full.
     """
+    file = caches.folder(kind) / name
     mark = file.with_name(file.name + _MARK)
 
     def make_marked(partial: pathlib.Path) -> None:
@@ -86,8 +87,11 @@ def make_once(file: pathlib.Path, make: Callable[[pathlib.Path], None]) -> pathl
 
     with contextlib.suppress(OSError):
         if mark.read_text() == _digest_of(file):
+            caches.mark_used(file)
             return file
     _write(file, make_marked)
+    caches.record_origin(file, os.fspath(origin.absolute()))
+    caches.trim(kind, [file])
     return file
 
 
@@ -140,7 +144,7 @@ def download(url: str, names: Sequence[str], needed: Sequence[str]) -> pathlib.P
     Raises:
       UserError: if a needed file is missing, or a file cannot be downloaded or stored.
     """
-    home = folder('checkpoints') / _digest(without_secrets(url), *names)
+    home = caches.folder('checkpoints') / _digest(without_secrets(url), *names)
     try:
         with _convert_network_errors(url):
             system, root = _system(url)
@@ -161,8 +165,9 @@ def download(url: str, names: Sequence[str], needed: Sequence[str]) -> pathlib.P
                 _download(system, f'{root}/{name}', info, local / name, f'{url}/{name}')
     if existing:
         paths.write_text_atomic(home / _LATEST, local.name)
-        os.utime(local)
-        _trim(local)
+        caches.mark_used(local)
+        caches.record_origin(local, without_secrets(url))
+        caches.trim('checkpoints', [local])
     return local
 
 
@@ -291,15 +296,3 @@ def _convert_network_errors(url: str) -> Iterator[None]:
                 'and what they permit'
             ) from error
         raise servers.Unreachable(f'{url}: cannot be opened ({paths.first_line(error)})') from error
-
-
-def _trim(used: pathlib.Path) -> None:
-    """Remove the least recently used folders, but never `used`, until the limit is met."""
-    with contextlib.suppress(OSError):
-        folders = [p for p in used.parents[1].glob('*/*') if p.is_dir()]
-        folders.sort(key=lambda path: path.stat().st_mtime, reverse=True)
-        total = 0
-        for path in folders:
-            total += sum(p.stat().st_size for p in path.iterdir())
-            if total > MOST_BYTES and path != used:
-                shutil.rmtree(path)

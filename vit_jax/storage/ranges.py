@@ -23,12 +23,11 @@ import zlib
 from typing import Any, NamedTuple
 
 from vit_jax.errors import UserError
-from vit_jax.storage import cache, paths, servers
+from vit_jax.runtime import caches
+from vit_jax.storage import paths, servers
 
 log = logging.getLogger(__name__)
 
-LIMIT = 'VIT_JAX_CACHE_GB'
-LIMIT_GB = 50.0
 WEEK = 7 * 24 * 3600.0
 TRIES = 4  # in addition to the libraries' retries
 PAUSE = 0.5  # seconds before the second try; doubled before each further one
@@ -61,7 +60,7 @@ class Folder:
         with paths.reaching(path):  # fails within seconds if there is no network
             self.files = {k: v for k, v in _parse_list(self._fetch_list()) if k}
         digest = hashlib.sha256(repr((os.fspath(path), sorted(self.files.items()))).encode())
-        self._cache_folder = cache.folder('ranges') / digest.hexdigest()[:32]
+        self._cache_folder = caches.folder('ranges') / digest.hexdigest()[:32]
         self._share = 0.0
 
     def keep(self, names: list[str]) -> None:
@@ -139,22 +138,9 @@ class Folder:
             if self._share:
                 log.warning(
                     '%s: nothing more of %s is cached (%s): free space, or set %s',
-                    *(cache.folder('ranges'), self.path, paths.first_line(error), LIMIT),
+                    *(caches.folder('ranges'), self.path, paths.first_line(error), caches.LIMIT),
                 )
             self._share = 0.0
-
-
-def limit_bytes() -> int:
-    """Return the size limit of the cache for all data together.
-
-    Raises:
-      UserError: if the environment variable is not a number.
-    """
-    text = os.environ.get(LIMIT) or str(LIMIT_GB)
-    try:
-        return int(max(0.0, float(text)) * 1e9)
-    except (ValueError, OverflowError) as error:
-        raise UserError(f'{LIMIT}={text}: write a number of gigabytes, 0 for none') from error
 
 
 def _reserve(folder: pathlib.Path, path: str, size: int) -> int:
@@ -165,15 +151,17 @@ def _reserve(folder: pathlib.Path, path: str, size: int) -> int:
         if about.parent != folder:
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 reserved[about] = int(json.loads(about.read_bytes())['bytes'])
-    total = limit_bytes()
+    total = caches.limit_bytes('ranges')
     for about in sorted(reserved, key=lambda file: file.stat().st_mtime):
         old = about.stat().st_mtime < time.time() - WEEK
         if old and sum(reserved.values()) + size > total:
             shutil.rmtree(about.parent, ignore_errors=True)
+            about.parent.with_name(about.parent.name + caches.ORIGIN).unlink(missing_ok=True)
             del reserved[about]
     available = max(0, min(size, total - sum(reserved.values())))
     content = json.dumps({'path': path, 'bytes': available})
     paths.write_atomic(folder / ABOUT, content.encode())
+    caches.record_origin(folder, path)
     return available
 
 

@@ -124,6 +124,12 @@ def trunk_of(point: Mapping[str, Any]) -> int | None:
     return int(match[1]) if match else None
 
 
+def readable(point: Mapping[str, Any]) -> space.Point:
+    """Name the trunk of a point for people, who count trials from 1."""
+    number = trunk_of(point)
+    return dict(point) | ({} if number is None else {FROM: f'trial {number + 1}'})
+
+
 def require_trunks(sweep: space.Sweep) -> None:
     """Raise UserError for a branch whose trunk is not an earlier point."""
     for number, point in enumerate(sweep.points):
@@ -133,11 +139,11 @@ def require_trunks(sweep: space.Sweep) -> None:
         trunk_number = trunk_of(point)
         if trunk_number is None or trunk_number >= number:
             raise UserError(
-                f'sweep: {FROM}={name} of point {number}: a branch needs a trunk, the number of '
-                f'an earlier point, from {trunk(0)} on'
+                f'sweep: {FROM}={name} of trial {number + 1}: a branch needs a trunk, an earlier '
+                f'point by its index, from {trunk(0)} on'
             )
         if not point.get(STEP):
-            raise UserError(f'sweep: point {number} branches off from {name}: give {STEP}, too')
+            raise UserError(f'sweep: trial {number + 1} branches off from {name}: give {STEP}, too')
 
 
 def resolve_trunk(point: Mapping[str, Any], folder_of: FolderOf) -> space.Point:

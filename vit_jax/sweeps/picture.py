@@ -22,7 +22,7 @@ from vit_jax.errors import UserError, nearest
 from vit_jax.scaling import runs
 from vit_jax.storage import lock
 from vit_jax.sweeps import asha, space
-from vit_jax.sweeps.study import Study, run_number, state_name, vary
+from vit_jax.sweeps.study import Study, run_number, state_name, trial_title, vary
 from vit_jax.viz import figures
 
 ENDED = (TrialState.COMPLETE, TrialState.PRUNED)
@@ -69,7 +69,7 @@ def _progress(study: Study, trial: FrozenTrial, at_work: dict[int, str]) -> list
     state = outcome(trial, at_work)
     if state == 'interrupted' and is_paused(study, trial):
         state = 'paused'
-    return [str(trial.number), state, last_step(trial), value(trial)]
+    return [str(trial.number + 1), state, last_step(trial), value(trial)]
 
 
 def is_paused(study: Study, trial: FrozenTrial) -> bool:
@@ -79,13 +79,14 @@ def is_paused(study: Study, trial: FrozenTrial) -> bool:
 
 
 def _point(study: Study, trial: FrozenTrial) -> list[str]:
-    return [shorten(trial.params.get(name)) for name in study.sweep.dimensions()]
+    point = asha.readable(trial.params)
+    return [shorten(point.get(name)) for name in study.sweep.dimensions()]
 
 
 def remarks(study: Study) -> list[str]:
     """Describe each failed trial, and the remaining time, one per line."""
     failures = [
-        f'trial {trial.number} failed: {trial.user_attrs.get("error", "")}'
+        f'{trial_title(trial)} failed: {trial.user_attrs.get("error", "")}'
         for trial in study.trials(TrialState.FAIL)
     ]
     return [*failures, *filter(None, [time_left(study)])]
@@ -183,7 +184,7 @@ def over_seeds(setting: Setting) -> str:
     half = setting.half or 0.0
     count, trials = (
         len(setting.trials),
-        ', '.join(str(first_value.number) for first_value in setting.trials),
+        ', '.join(str(trial.number + 1) for trial in setting.trials),
     )
     return (
         f'{setting.mean:.4f} [{setting.mean - half:.4f}, {setting.mean + half:.4f}], mean of '
@@ -215,7 +216,7 @@ def command(study: Study, trial: FrozenTrial) -> str:
     """Return the command that repeats a trial in a new folder next to the sweep."""
     point = asha.resolve_trunk({**study.sweep.overrides, **trial.params}, study.run_folder)
     flags = [f'--config.{text}' for text in space.overrides(point)]
-    workdir = ('--workdir', f'{study.folder}-{trial.number:04d}')
+    workdir = ('--workdir', f'{study.folder}-{study.run_folder(trial.number).name}')
     arguments = (
         'python',
         '-m',

@@ -77,6 +77,7 @@ class Study:
       base: Config that its trials vary.
       allowed: User modules that configs of its trials may name; None for any, in a study that was
         just created from the user's file.
+      first: Number in the name of the first run folder; 0 in studies of earlier versions.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Study:
     sweep: space.Sweep
     base: ConfigDict
     allowed: Sequence[str] | None = None
+    first: int = 1
 
     def trials(self, *states: optuna.trial.TrialState) -> list[optuna.trial.FrozenTrial]:
         """Return the trials in these states, or all, in order."""
@@ -100,8 +102,8 @@ class Study:
         )
 
     def run_folder(self, number: int) -> pathlib.Path:
-        """Run folder of a trial, or of the one that it continues."""
-        return self.folder / f'{number:04d}'
+        """Return the run folder of a trial, or of the one that it continues."""
+        return self.folder / f'{number + self.first:04d}'
 
     def claim_folder(self, number: int) -> pathlib.Path:
         """Return the folder that a worker locks while it runs a trial."""
@@ -223,6 +225,7 @@ def _fill(study: Study, marker: dict[str, str]) -> None:
     optuna_study.set_user_attr('sweep', hide_secrets(space.to_json(study.sweep)))
     optuna_study.set_user_attr('base', study.base.to_dict())
     optuna_study.set_user_attr('folder', str(study.folder))
+    optuna_study.set_user_attr('first', study.first)
     paths.make_folder(study.folder)
     paths.write_text_atomic(study.folder / MARKER, json.dumps(marker, indent=2) + '\n')
     optuna_study.set_user_attr('token', marker['token'])
@@ -261,7 +264,8 @@ def open_study(
         base = from_json(json.dumps(attributes['base']))
         marker_fields = path if folder else paths.absolute(attributes['folder'])
         sweep = space.from_json(attributes['sweep'])
-        study = Study(name, storage_, marker_fields, sweep, base, tuple(allowed))
+        first = int(attributes.get('first', 0))
+        study = Study(name, storage_, marker_fields, sweep, base, tuple(allowed), first)
         for trial in study.trials():
             require_sound(trial)
     return study
@@ -276,7 +280,7 @@ def require_sound(trial: optuna.trial.FrozenTrial) -> None:
     if trial.state == optuna.trial.TrialState.COMPLETE and len(trial.values or ()) != 1:
         faults.append('value')
     if faults:
-        raise ValueError(f'trial {trial.number} has an impossible {faults[0]}')
+        raise ValueError(f'{trial_title(trial)} has an impossible {faults[0]}')
 
 
 def require_shared_folder(study: Study) -> None:
@@ -311,6 +315,11 @@ def retry(study: Study) -> int:
 def run_number(trial: optuna.trial.FrozenTrial | optuna.Trial) -> int:
     """Return the number of the trial's run: its own, or that of a failed trial it repeats."""
     return trial.user_attrs.get('run', trial.number)
+
+
+def trial_title(trial: optuna.trial.FrozenTrial | optuna.Trial) -> str:
+    """Name a trial for people, who count from 1."""
+    return f'trial {trial.number + 1}'
 
 
 def state_name(trial: optuna.trial.FrozenTrial) -> str:

@@ -24,7 +24,7 @@ from vit_jax.runtime.preemption import Preemption
 from vit_jax.runtime.watchdog import Stalled, Watchdog
 from vit_jax.storage import lock, paths, run_folder
 from vit_jax.sweeps import asha, space
-from vit_jax.sweeps.study import Study, intact, run_number, state_name
+from vit_jax.sweeps.study import Study, intact, run_number, state_name, trial_title
 from vit_jax.trainer import early_stopping, train
 from vit_jax.trainer.meter import Diverged
 
@@ -58,7 +58,7 @@ class ClaimedTrial:
     """A trial that the processes of a worker share.
 
     Attributes:
-      number: Number of the trial.
+      number: Number of the trial, from 0.
       point: Values of the trial.
       folder: Folder of its run.
       trial: Optuna's, on process 0, the only one that accesses the study; None on the others.
@@ -110,10 +110,10 @@ def attend(
         return 'while it waited for other workers'
     failure = run(study, claim, step_timeout)
     if failure:
-        tally.failures.append(f'trial {claim.number}: {failure}')
+        tally.failures.append(f'trial {claim.number + 1}: {failure}')
     tally.finished += failure is not None
     jax.clear_caches()  # the next trial may have a different shape
-    return f'after trial {claim.number}'
+    return f'after trial {claim.number + 1}'
 
 
 @contextlib.contextmanager
@@ -140,8 +140,8 @@ def run(study: Study, claim: ClaimedTrial, step_timeout: float | None = None) ->
     worker continues it.
     """
     if claim.trial:
-        point_text = ' '.join(space.overrides(claim.point))
-        print(f'trial {claim.number} of {len(study.trials())}: {point_text}', flush=True)
+        point_text = ' '.join(space.overrides(asha.readable(claim.point)))
+        print(f'trial {claim.number + 1} of {len(study.trials())}: {point_text}', flush=True)
     try:
         value = train_trial(study, claim, step_timeout)
     except train.Pruned:
@@ -160,10 +160,10 @@ def run(study: Study, claim: ClaimedTrial, step_timeout: float | None = None) ->
     except paths.WriteError as e:
         with contextlib.suppress(UserError, OSError):
             store_attribute(claim.trial, 'attempt', None)
-        raise paths.WriteError(f'trial {claim.number} is interrupted: {e}') from e
+        raise paths.WriteError(f'trial {claim.number + 1} is interrupted: {e}') from e
     except UserError as e:
         # A single process may have failed while the others continue to train.
-        processes.barrier(f'trial {claim.number} failed', processes.BARRIER_SECONDS)
+        processes.barrier(f'trial {claim.number + 1} failed', processes.BARRIER_SECONDS)
         fail(claim.trial, str(e))
         return str(e)
     except Exception as e:
@@ -351,7 +351,7 @@ def end(trial: Trial | None, state: TrialState, value: float | None = None) -> N
         with _convert_storage_errors(trial):
             frozen = trial.study.tell(trial, value, state)
         number = '' if frozen.value is None else f' at {frozen.value:.4f}'
-        print(f'trial {trial.number}: {state_name(frozen)}{number}', flush=True)
+        print(f'{trial_title(trial)}: {state_name(frozen)}{number}', flush=True)
 
 
 def promote(study: Study, trial: Trial) -> bool:
@@ -373,7 +373,7 @@ def pause(trial: Trial | None) -> None:
     """Pause a trial at its rung of ASHA, for any worker to promote."""
     store_attribute(trial, 'attempt', None)
     if trial:
-        print(f'trial {trial.number}: paused', flush=True)
+        print(f'{trial_title(trial)}: paused', flush=True)
 
 
 def fail(trial: Trial | None, reason: str) -> None:

@@ -97,7 +97,9 @@ def changes(
 ) -> list[str]:
     """Return a line for each thing that makes a branch something else than that run cooled down."""
     changed = defaults.differences(before, training.config)
-    lines = [f'there, config.{name} is another' for name in changed if name not in BRANCHED]
+    lines = [
+        f'note: config.{name} differs from the trunk' for name in changed if name not in BRANCHED
+    ]
     return [*lines, *_other_rate(before, training, history)]
 
 
@@ -119,12 +121,14 @@ def _other_rate(
         if value != getattr(here, key)
     ]
     remedy = (
-        f"for the trunk's schedule, {' '.join(flags)}"
+        f"for the trunk's schedule, add {' '.join(flags)}"
         if flags
         else 'give the warm-up in steps, and no shape that depends on config.total'
     )
-    first = f'there, the learning rate of step {step} is {rate:g}, not {planned[differ[0]]:g}'
-    return [f'{first}: {remedy}']
+    difference = (
+        f'the learning rate of step {step} is {planned[differ[0]]:g}, of the trunk {rate:g}'
+    )
+    return [f'note: {difference}; {remedy}']
 
 
 def _later_rates(before: ConfigDict, training: Training, start: int) -> dict[int, float]:

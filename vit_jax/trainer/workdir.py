@@ -15,9 +15,10 @@ from vit_jax.checkpoints import manifest
 from vit_jax.checkpoints.best import BESTS
 from vit_jax.checkpoints.checkpointer import Checkpointer
 from vit_jax.config import defaults
-from vit_jax.config.load import from_dict, require_run, to_json
-from vit_jax.config.run import LEFT_OPEN
+from vit_jax.config.load import from_dict, require_run, section, to_json
+from vit_jax.config.run import LEFT_OPEN, Optim
 from vit_jax.errors import EXIT_FAILED, UserError
+from vit_jax.optim.schedules import depends_on_total
 from vit_jax.runtime import environment, processes
 from vit_jax.step import TrainState
 from vit_jax.storage import lock, paths, run_folder
@@ -54,7 +55,7 @@ def final_result(
         raise UserError(
             f'{folder} holds a run with a different config ({names} differs): choose another '
             '--workdir'
-            f'{_continuation_advice(folder, changed)}'
+            f'{_continuation_advice(config, folder, changed)}'
         )
     return run_folder.read_result(folder)
 
@@ -71,14 +72,15 @@ def stored_config(folder: pathlib.Path) -> ConfigDict | None:
     return None if run_folder.has_saved_nothing(folder) else from_dict(stored)
 
 
-def _continuation_advice(folder: pathlib.Path, changed: Sequence[str]) -> str:
+def _continuation_advice(config: ConfigDict, folder: pathlib.Path, changed: Sequence[str]) -> str:
     """Advise how to continue if only length, schedule or batch size differ; else return ''."""
     if not {*changed} <= {'total', 'batch_size', *SCHEDULES}:
         return ''
     steps = run_folder.steps(folder)
     if not steps:
         return ''
-    here = 'add --extend if the schedule does not depend on it, or ' if changed == ['total'] else ''
+    can_extend = changed == ['total'] and not depends_on_total(section(config, Optim).schedule)
+    here = 'add --extend, or ' if can_extend else ''
     return (
         f'; to continue from here {here}give another --workdir '
         f'--config.branch.from={folder} --config.branch.step={steps[-1]}'

@@ -38,6 +38,7 @@ from vit_jax.data.records import (
     count_labels,
 )
 from vit_jax.errors import UserError
+from vit_jax.runtime import caches
 from vit_jax.storage import cache, paths
 
 log = logging.getLogger(__name__)
@@ -134,7 +135,7 @@ class Source:
             if label != self._labels[index]:
                 raise UserError(
                     f'{name}: its class is {label}, but {self._labels[index]} in the index, so the '
-                    f'shard has changed; start again, or remove {cache.folder("tar")}'
+                    f'shard has changed; start again, or remove {caches.folder("tar")}'
                 )
         return record | fields
 
@@ -216,15 +217,16 @@ def read_index(shard: pathlib.Path, title: str) -> dict[str, np.ndarray]:
     Raises:
       UserError: if the shard is damaged, or the index cannot be cached.
     """
-    file = cache.folder('tar') / f'{cache.key([shard])}.{INDEX}.npz'
 
     def make(path: pathlib.Path) -> None:
         with path.open('wb') as opened:
             arrays: Any = scan(shard, title)
             np.savez(opened, **arrays)
 
+    name = f'{cache.key([shard])}.{INDEX}.npz'
+    file = cache.make_once('tar', name, shard, make)
     try:
-        with np.load(cache.make_once(file, make)) as arrays:
+        with np.load(file) as arrays:
             return dict(arrays)
     except (ValueError, EOFError, KeyError, OSError):  # the index is damaged
         file.unlink(missing_ok=True)
