@@ -59,6 +59,8 @@ def complete(folder, line):
             ['--config.optim.schedule.warmup='],
         ),
         ('vit-jax train vit/digits --config.model.head.bi', ['--config.model.head.bias=']),
+        ('vit-jax train vit/digits --config.model.opt', []),
+        ('vit-jax train vit/digits --config.init.fr', ['--config.init.from=']),
         ('vit-jax train vit/digits --config.task.mix', ['--config.task.mixup=']),
         ('vit-jax train swin/imagenet --config.model.wind', ['--config.model.window=']),
         (

@@ -108,10 +108,11 @@ def override_flags(words: Sequence[str] = ()) -> list[str]:
 def _list_keys(section: Any) -> Iterator[str]:
     hints = typing.get_type_hints(section)
     for field in dataclasses.fields(section):
+        key = field.metadata.get('key', field.name)
         if dataclasses.is_dataclass(hints[field.name]):
-            yield from (f'{field.name}.{key}' for key in _list_keys(hints[field.name]))
-        else:
-            yield field.name
+            yield from (f'{key}.{inner}' for inner in _list_keys(hints[field.name]))
+        elif key != 'options':  # keys that the section's model, task or optimizer declares
+            yield key
 
 
 def _parse_recipe(name: str) -> ast.Module | None:
