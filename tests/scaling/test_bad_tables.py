@@ -133,6 +133,7 @@ def test_no_law_of_rounding(tmp_path, capsys, rows, message):
 
 def test_no_law_of_a_search_that_does_not_settle(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(curve_fit, '_SETTLE', 0)
+    curve_fit._search_once.cache_clear()
     assert main(['scaling', 'fit', *table(tmp_path, GOOD)]) == 2
     assert 'no curve can be fitted; all: the fit did not converge' in capsys.readouterr().err
     assert forms.find_form('shifted').solve is None

@@ -73,6 +73,18 @@ def test_the_fit_does_not_depend_on_units_or_order():
     assert other.predict(X / 1e6) == pytest.approx(50 * fit.predict(X), rel=1e-3)
 
 
+def test_equal_points_are_searched_once(monkeypatch):
+    """Hold-outs of a table fit the same points several times; other seeds weigh them otherwise."""
+    y, searches = noisy(shifted(X, **TRUE), 0.02, seed=9), []
+    search = curve_fit.search
+    monkeypatch.setattr(curve_fit, 'search', lambda *a, **k: searches.append(0) or search(*a, **k))
+    first, again = (curve_fit.fit(forms.find_form('irreducible'), X, y) for _ in range(2))
+    assert len(searches) == 1 and first.params == again.params
+    seeds = noise.Seeds(np.where(X > 1e7, 4.0, 1.0), np.zeros(len(X)))
+    assert curve_fit.fit(forms.find_form('irreducible'), X, y, seeds=seeds).params != first.params
+    assert len(searches) == 2
+
+
 @pytest.mark.parametrize('name', ['power', 'irreducible', 'm2'])
 def test_the_simpler_forms(name):
     expected = {'a': 30.0, 'b': 0.3} | ({} if name == 'power' else {'c': 0.1})

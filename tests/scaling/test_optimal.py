@@ -425,6 +425,7 @@ def test_a_search_that_does_not_converge_gives_no_law(monkeypatch):
     from vit_jax.scaling import curve_fit
 
     monkeypatch.setattr(curve_fit, '_SETTLE', 0)
+    curve_fit._search_once.cache_clear()
     analysis = analyze(runs())
     assert analysis.summary['joint'] is None
     assert 'no joint law: the fit did not converge' in ' '.join(analysis.notes)

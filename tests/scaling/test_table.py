@@ -558,6 +558,31 @@ def test_published_points_are_drawn_with_their_law(repo):
         plots.draw_curves(curves * 7, options, published)
 
 
+@pytest.mark.parametrize(
+    ('y', 'least', 'b', 'c'),
+    [
+        ('1-fewshot/10_shot', None, 0.255, 0.110),
+        ('1-fewshot/10_shot', 0.10, 0.320, 0.122),
+        ('1-test/accuracy', None, 0.274, 0.090),
+        ('1-test/accuracy', 0.05, 0.352, 0.090),
+    ],
+)
+def test_core_days_explain_the_published_exponents(repo, y, least, b, c):
+    """Over core-days, of which small models waste most, Zhai's b is .32 and .35 (published.md)."""
+    rows = read_csv(repo / 'docs' / 'scaling_published_zhai.csv')
+    for row in rows:
+        flops = float(row['flops'])
+        rise = np.log(0.4 / (least or 0.4)) / np.log(2e21 / 1.7e17)
+        share = min(0.4, (least or 0.4) * (flops / 1.7e17) ** rise)
+        row['core-days'] = repr(float(flops / share / 61.5e12 / 86400))
+    options = ask(x=('core-days',), y=y, by=(), form='shifted', frontier=True, holdout=0.0)
+    (curve,) = table.fit_curves(rows, options)
+    found = curve.fit.params
+    assert (found['b'], found['c']) == pytest.approx((b, c), abs=0.002)
+    page = (repo / 'docs' / 'published.md').read_text()
+    assert f' {b:.3f}'.replace('0.', '.') in page and f' {c:.3f}'.replace('0.', '.') in page
+
+
 def test_of_many_published_points_the_frontier_is_drawn(repo):
     paper = read_csv(repo / 'docs' / 'scaling_published_zhai.csv')
     options = ask(x=('flops',), y='1-fewshot/10_shot', by=(), form='power', bootstrap=0)

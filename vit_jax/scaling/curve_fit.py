@@ -12,7 +12,7 @@ from scipy import optimize, stats
 
 from vit_jax.errors import UserError
 from vit_jax.scaling import profile_likelihood
-from vit_jax.scaling.forms import Bounds, Form, Theta
+from vit_jax.scaling.forms import Bounds, Form, Theta, find_form
 from vit_jax.scaling.noise import Noise, Seeds, make_draws, make_wild_draws, pool_noise, single_runs
 
 BAND = (0.05, 0.95)
@@ -193,8 +193,8 @@ def fit(
     if form.solve:
         theta = form.solve(x, y)
     else:
-        begins = form.starts(x, y)[: starts or None]
-        theta = search(form, x, y, begins, bounds, objective, weights=weights)
+        points = tuple((array.shape, array.tobytes()) for array in (x, y, weights))
+        theta = np.array(_search_once(form.name, points, objective, starts))
     fitted, jacobian = form.log_value(theta, x)
     residuals = np.log(y) - fitted
     noise = pool_noise(weights * residuals, len(y) - len(form.names), seeds)
@@ -222,6 +222,18 @@ def fit(
         if form.solve
         else profile_likelihood.FittedPoints(x, np.log(y), weights, bounds),
     )
+
+
+@functools.lru_cache(maxsize=64)  # hold-outs of a table fit the same points several times
+def _search_once(
+    name: str, points: tuple[tuple[tuple[int, ...], bytes], ...], objective: Objective, starts: int
+) -> tuple[float, ...]:
+    """Search from the starts of a form; x, y and weights come as shapes and bytes."""
+    form = find_form(name)
+    x, y, weights = (np.frombuffer(content).reshape(shape) for shape, content in points)
+    begins = form.starts(x, y)[: starts or None]
+    bounds = form.bounds(x, y)
+    return tuple(map(float, search(form, x, y, begins, bounds, objective, weights=weights)))
 
 
 def _check(form: Form, x: np.ndarray, y: np.ndarray) -> None:

@@ -202,9 +202,9 @@ def _inverse_log_odds(target: np.ndarray, alpha: float) -> np.ndarray:
         odds = np.exp(low)
         change = (low - alpha * (low - z) - target) / (1 - odds + alpha * odds)
         z = z - change
-        if np.max(np.abs(change)) < 1e-8:  # the next one would be its square
+        if np.abs(change).max() < 1e-8:  # the next one would be its square
             break
-    return np.clip(z, -30.0, 30.0)
+    return np.minimum(np.maximum(z, -30.0), 30.0)
 
 
 def _m4_starts(x: np.ndarray, y: np.ndarray) -> list[Theta]:
