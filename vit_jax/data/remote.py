@@ -1,6 +1,8 @@
 """Records of ArrayRecord shards in object storage, read individually by byte ranges.
 
-ArrayRecord's reader needs a file on a disk. The format is Riegeli's (github.com/google/riegeli,
+ArrayRecord's own reader opens gs://, but not s3://, keeps nothing on the local disk, and reads only
+when it is called; here records are cached and requested in advance. The format is Riegeli's
+(github.com/google/riegeli,
 doc/riegeli_records_file_format.md): blocks of 64 KiB that begin with a header of 24 bytes, and
 chunks of records across them. ArrayRecord adds a chunk with the offsets of all other chunks, and
 stores the position of this index in the last block.
