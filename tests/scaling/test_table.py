@@ -1,15 +1,18 @@
 """Tables: groups, hold-outs that are never fitted to, and published curves."""
 
 import dataclasses
+import operator
 
 import numpy as np
 import pytest
+import threadpoolctl
 from matplotlib.colors import to_rgb
 from scipy import stats
 
 from vit_jax.errors import UserError
 from vit_jax.scaling import averaging, curve_fit, forms, plots, table
 from vit_jax.scaling.curve_fit import Fit
+from vit_jax.scaling.parallel import map_items
 from vit_jax.scaling.report import summarize
 from vit_jax.scaling.rows import number_format, power, read_csv, short
 
@@ -33,6 +36,14 @@ def ask(**options):
     return table.FitOptions(
         **{'x': ('x',), 'y': 'loss', 'by': ('model',), 'bootstrap': 0} | options
     )
+
+
+def test_a_worker_has_one_thread(monkeypatch):
+    """More only wait for each other: fits took three times the CPU time."""
+    monkeypatch.setenv('OPENBLAS_NUM_THREADS', '2')
+    infos = map_items(operator.call, [threadpoolctl.threadpool_info] * 8, 'asking', workers=2)
+    threads = [pool['num_threads'] for info in infos for pool in info if pool['user_api'] == 'blas']
+    assert set(threads) == {1}
 
 
 def test_one_curve_a_group():

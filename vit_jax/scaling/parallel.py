@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import functools
 import multiprocessing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
+import scipy.linalg  # noqa: F401  # loads BLAS: a limit applies to what is loaded
 from threadpoolctl import threadpool_limits
 
 from vit_jax.runtime import console
@@ -41,12 +41,18 @@ def map_items(
 @contextlib.contextmanager
 def _open_map(workers: int) -> Iterator[Callable[..., Iterable[Any]]]:
     """Provide `map` in this process, or in several others."""
-    # On arrays of a few points, more threads only wait for each other.
-    limit = functools.partial(threadpool_limits, 1, user_api='blas')
     if workers < 2:
-        with limit():
+        with limit_threads():
             yield map
         return
     context = multiprocessing.get_context('spawn')  # threads of this process do not survive a fork
-    with concurrent.futures.ProcessPoolExecutor(workers, context, limit) as pool:
+    with concurrent.futures.ProcessPoolExecutor(workers, context, limit_threads) as pool:
         yield pool.map
+
+
+def limit_threads() -> threadpool_limits:
+    """Limit BLAS to one thread: on arrays of a few points, more only wait for each other.
+
+    A new process imports this module, and with it BLAS, before it calls the function.
+    """
+    return threadpool_limits(1, user_api='blas')
