@@ -206,13 +206,20 @@ def dequantize(weights: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describe_model(
-    trained: TrainedModel,
-    reader: PhotoReader,
-    program: jax.export.Exported,
+    trained: TrainedModel, reader: PhotoReader, program: jax.export.Exported
 ) -> dict[str, Any]:
     """Return the contents of model.json."""
     (_, inputs), _ = jax.tree.unflatten(program.in_tree, program.in_avals)
     outputs = jax.tree.unflatten(program.out_tree, program.out_avals)
+    return describe_source(trained, reader) | {
+        'platforms': list(program.platforms),
+        'inputs': {k: [[str(x.shape[0]), *x.shape[1:]], x.dtype.name] for k, x in inputs.items()},
+        'outputs': {k: [[str(n) for n in x.shape], x.dtype.name] for k, x in outputs.items()},
+    }
+
+
+def describe_source(trained: TrainedModel, reader: PhotoReader) -> dict[str, Any]:
+    """Return the part of model.json about the model and the preparation of its images."""
     transforms = without_annotations(trained.data.transforms)
     keys = ('channels', 'size', 'padded', 'squeezed', 'ready')
     return {
@@ -220,9 +227,6 @@ def describe_model(
         'task': trained.task_config['name'],
         'source': trained.source,
         'versions': {'vit_jax': __version__, 'jax': jax.__version__},
-        'platforms': list(program.platforms),
-        'inputs': {k: [[str(x.shape[0]), *x.shape[1:]], x.dtype.name] for k, x in inputs.items()},
-        'outputs': {k: [[str(n) for n in x.shape], x.dtype.name] for k, x in outputs.items()},
         'class_names': list(trained.class_names),
         'preparation': {
             'transforms': transforms,
@@ -238,18 +242,25 @@ def write(
     about: Mapping[str, Any],
 ) -> None:
     """Write the three files, all or none of them."""
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save
 
+    arrays = {k: np.asarray(x, order='C') for k, x in weights.items()}
+    write_files(folder, about, {PROGRAM: program.serialize(), WEIGHTS: save(arrays)})
+
+
+def write_files(
+    folder: pathlib.Path, about: Mapping[str, Any], files: Mapping[str, bytes | bytearray]
+) -> None:
+    """Write model.json and files by name into a new folder, all or none of them."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = pathlib.Path(tempfile.mkdtemp(prefix=f'.{folder.name}-', dir=folder.parent))
     try:
-        (temporary / PROGRAM).write_bytes(program.serialize())
-        save_file({k: np.asarray(x, order='C') for k, x in weights.items()}, temporary / WEIGHTS)
+        for name, content in files.items():
+            (temporary / name).write_bytes(content)
         (temporary / ABOUT).write_text(json.dumps(about, indent=2) + '\n')
-        # mkdtemp and safetensors ignore the umask and leave them to their owner.
+        # mkdtemp ignores the umask and leaves the folder to its owner.
         mode = stat.S_IMODE((temporary / ABOUT).stat().st_mode)
         temporary.chmod(mode | (mode & 0o444) >> 2)
-        (temporary / WEIGHTS).chmod(mode)
         os.rename(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -140,7 +140,7 @@ class Root(nn.Module):
         x = Conv(self.width, 7, stride=2, dtype=self.dtype, name='conv')(images)
         border = PADDINGS[self.pool_padding]
         x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=border)
-        return nn.max_pool(x, (3, 3), strides=(2, 2))
+        return nn.max_pool(x, window_shape=(3, 3), strides=(2, 2))
 
 
 class Block(nn.Module):

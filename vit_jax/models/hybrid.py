@@ -131,7 +131,7 @@ class Root(nn.Module):
         conv, norm = parts(self.epsilons, self.dtype)
         x = conv(self.width, 7, stride=2, name='conv')(images)
         x = nn.relu(norm(name='norm')(x))
-        return nn.max_pool(x, (3, 3), strides=(2, 2), padding='SAME')
+        return nn.max_pool(x, window_shape=(3, 3), strides=(2, 2), padding='SAME')
 
 
 class Block(nn.Module):

@@ -152,7 +152,7 @@ def _maximum(x: Array) -> Array:
 
 def _halve(x: Array) -> Array:
     """Take the maximum of 3 x 3 pixels at every second pixel, without padding."""
-    return nn.max_pool(x, (3, 3), strides=(2, 2))
+    return nn.max_pool(x, window_shape=(3, 3), strides=(2, 2))
 
 
 def _join(*branches: Array) -> Array:

@@ -238,7 +238,7 @@ class Model(base.PatchModel):
     def _insert(self, x: Array, at: int, name: str, count: int, init: Any) -> Array:
         """Insert the parameter `name` [1 count D] before the token of index `at`."""
         tokens = self.param(name, init, (1, count, self.width))
-        tokens = jnp.broadcast_to(tokens, (len(x), count, self.width)).astype(x.dtype)
+        tokens = jnp.broadcast_to(tokens, (x.shape[0], count, self.width)).astype(x.dtype)
         return jnp.concatenate([x[:, :at], tokens, x[:, at:]], axis=1)
 
     def _patches(self, images: Any, dtype: Any) -> Array:
