@@ -62,7 +62,8 @@ def check_small(config, steps, parameters):
     assert parameters < 2_000_000
     sections = (config['data'], *config['evals'].values())
     sources = {section['source'].partition(':')[0] for section in sections}
-    assert sources <= {'digits', 'scenes', 'scenes_captions', 'scenes_panoptic', 'synthetic'}
+    known = {'digits', 'endless', 'scenes', 'scenes_captions', 'scenes_panoptic', 'synthetic'}
+    assert sources <= known
 
 
 def check_run_folder(folder):
