@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vit_jax.commands._parser import DEVICE_HELP, MFU_HELP, Parser, add_square_flag, align
 from vit_jax.commands._scaling_laws import require_count, require_positive
+from vit_jax.commands._scaling_tuned import add_tuned_flag, read_law, tuned_lines
 from vit_jax.config.load import parse_config_args
 from vit_jax.errors import UserError
 
@@ -38,11 +39,13 @@ def plan(argv: Sequence[str]) -> int:
     add('--precision', type=float, metavar='P', help=precision)
     best = 'estimated optimum of an isoFLOP study (default: the middle of its sizes)'
     add('--optimum', metavar='N@C', help=best)
+    add_tuned_flag(parser)
     args, config = parse_config_args(parser, argv, positional=False)
     from vit_jax.profiling.cost import CORE, Machine, cost_table
 
     _check_plan_flags(args)
     machine = Machine(args.device, args.mfu)
+    law = read_law(args.tuned) if args.tuned else None
     planned = None if config is not None else _load(args)
     runs = price_runs(args, config, planned)
     print(align(cost_table(runs, machine), left=0))
@@ -59,6 +62,8 @@ def plan(argv: Sequence[str]) -> int:
         print(line)
     if line := _describe_repeats(runs):
         print(line)
+    if law:
+        print('\n'.join(tuned_lines(law, [(run, _examples_seen(run)) for run in runs])))
     if args.seeds or args.precision:
         _print_designs(runs, planned, args)
     return 0

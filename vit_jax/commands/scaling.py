@@ -24,6 +24,7 @@ from vit_jax.commands._parser import (
     write_file,
     write_json,
 )
+from vit_jax.commands._scaling_curve import predict_run
 from vit_jax.commands._scaling_laws import (
     add_bootstrap_flag,
     optimal,
@@ -34,6 +35,7 @@ from vit_jax.commands._scaling_laws import (
     study,
 )
 from vit_jax.commands._scaling_plan import plan
+from vit_jax.commands._scaling_tuned import tuned
 from vit_jax.config.load import parse_config_args
 from vit_jax.errors import UserError, nearest, positive_number
 from vit_jax.runtime import environment
@@ -462,6 +464,8 @@ ACTIONS: dict[str, Callable[[Sequence[str]], int]] = {
     'plot': plot,
     'optimal': optimal,
     'shape': shape,
+    'tuned': tuned,
+    'curve': predict_run,
     'report': report,
     'coverage': coverage,
     'coordinates': coordinates,
