@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.nn.blocks import GELUS, Block, Encoder, Mlp, erf_gelu, quick_gelu
+from vit_jax.nn.blocks import GELUS, Block, BlockOptions, Encoder, Mlp, erf_gelu, quick_gelu
 from vit_jax.nn.multi_head import MultiHeadAttention
+from vit_jax.nn.norms import LayerNorm
 from vit_jax.tree_paths import path_name
 
 BATCH, TOKENS, WIDTH, DEPTH = 4, 6, 16, 2
@@ -53,6 +54,21 @@ def loss_and_grads(layer, params, x, **kwargs):
 
 def assert_close(a, b):
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-5, rtol=1e-4), a, b)
+
+
+def test_a_parallel_block_reads_one_norm():
+    """Dehghani et al., 2023, section 2: x + MSA(LN(x)) + MLP(LN(x))."""
+    x = random(BATCH, TOKENS, WIDTH)
+    options = BlockOptions(norm_place='parallel', layer_scale=0.5)
+    block = Block(num_heads=2, mlp_dim=32, options=options)
+    params = jax.tree.map(jnp.asarray, perturbed(block, x))
+    assert 'norm2' not in params
+    normed = LayerNorm().apply({'params': params['norm1']}, x)
+    attention = MultiHeadAttention(2).apply({'params': params['attention']}, normed)
+    mlp = Mlp(32).apply({'params': params['mlp']}, normed)
+    scales = params['layer_scale1'], params['layer_scale2']
+    expected = x + attention * scales[0] + mlp * scales[1]
+    assert_close(block.apply({'params': params}, x), expected)
 
 
 def test_block_is_its_two_equations():

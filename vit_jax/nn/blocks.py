@@ -96,7 +96,8 @@ class BlockOptions:
         omits them.
       no_bias, qk_norm, inner_norm, relative: See `MultiHeadAttention`.
       norm_place: 'pre': x + f(norm(x)); 'post': norm(x + f(x)), as in arXiv:1706.03762; 'res_post':
-        x + norm(f(x)), as in Swin v2 (arXiv:2111.09883).
+        x + norm(f(x)), as in Swin v2 (arXiv:2111.09883); 'parallel': x + f(y) + g(y) with
+        y = norm(x), as in ViT-22B (arXiv:2302.05442, section 2).
       causal: Whether tokens attend only to themselves and earlier tokens.
     """
 
@@ -148,16 +149,22 @@ class Block(nn.Module):
         """
         place = self.options.norm_place
 
+        def make_norm(number: int) -> nn.Module:
+            return self.options.norm(self.norm_eps, dtype=self.dtype, name=f'norm{number}')
+
         def add(x: Array, layer: Callable[[Array], Array], number: int) -> Array:
-            norm = self.options.norm(self.norm_eps, dtype=self.dtype, name=f'norm{number}')
+            norm = make_norm(number)
             branch = layer(norm(x) if place == 'pre' else x)
             branch = norm(branch) if place == 'res_post' else branch
+            x = add_scaled(x, branch, number)
+            return norm(x).astype(x.dtype) if place == 'post' else x
+
+        def add_scaled(x: Array, branch: Array, number: int) -> Array:
             if (initial := self.options.layer_scale) is not None:
                 init = nn.initializers.constant(initial)
                 scale = self.param(f'layer_scale{number}', init, branch.shape[-1:])
                 branch = branch.astype(x.dtype) * scale.astype(x.dtype)
-            x = add_branch(x, branch, self.dropout, drop_path, train)
-            return norm(x).astype(x.dtype) if place == 'post' else x
+            return add_branch(x, branch, self.dropout, drop_path, train)
 
         attention = MultiHeadAttention(
             self.num_heads,
@@ -174,8 +181,11 @@ class Block(nn.Module):
         kind = 'rotary' if isinstance(positions, Rotary) else 'bias'
         inputs: dict[str, Any] = {kind: positions, 'segments': pairs, 'mask': mask}
         inputs |= {'causal': self.options.causal, 'train': train}
-        x = add(x, lambda y: attention(y, **inputs), 1)
         mlp = self.options.mlp(self.mlp_dim, self.dropout, self.gelu, self.dtype, name='mlp')
+        if place == 'parallel':
+            y = make_norm(1)(x)
+            return add_scaled(add_scaled(x, attention(y, **inputs), 1), mlp(y, train), 2)
+        x = add(x, lambda y: attention(y, **inputs), 1)
         return add(x, lambda y: mlp(y, train), 2)
 
 

@@ -87,8 +87,9 @@ class BlockFields(DropPathFields):
 
     Attributes:
       norm: 'layer' or 'rms' (without means and biases, arXiv:1910.07467).
-      norm_place: 'pre', the paper's; 'post', after the sums, without a final norm; or 'res_post',
-        on the branches before the sums (Swin v2).
+      norm_place: 'pre', the paper's; 'post', after the sums, without a final norm; 'res_post', on
+        the branches before the sums (Swin v2); or 'parallel', one before attention and MLP, which
+        both read it (ViT-22B).
       norm_pre: Whether the tokens are also normalized before the first block (CLIP).
       final_norm: Whether the tokens are normalized after the last block (not in RADIO).
       qk_norm: Norm of the heads of queries and keys: 'none', 'layer' or 'rms'.
@@ -208,7 +209,7 @@ class HeadFields:
 
 CHOICES: Mapping[str, Iterable[str]] = {
     **{'block.gelu': GELUS, 'block.norm': NORMS, 'block.qk_norm': ('none', *NORMS)},
-    **{'block.norm_place': ('pre', 'post', 'res_post'), 'block.mlp': MLPS},
+    **{'block.norm_place': ('pre', 'post', 'res_post', 'parallel'), 'block.mlp': MLPS},
     **{'positions.embed': ('learn', 'sincos2d', 'none'), 'positions.kind': KINDS},
     **{'positions.prefix': ('none', 'class', 'all')},
     **{'pool.kind': POOLS, 'head.norm': ('none', 'batch')},
