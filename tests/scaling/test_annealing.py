@@ -120,7 +120,12 @@ def test_the_command(tmp_path, capsys, smoke_run):
     text = capsys.readouterr().out
     assert 'train/loss at step 396:' in text
     assert 'measured:' in text
-    assert cli.main(['scaling', 'curve', str(folder), '--until', '0.5', '--json']) == 0
+    assert (
+        cli.main(
+            ['scaling', 'curve', str(folder), '--until', '0.5', '--law', 'annealing', '--json']
+        )
+        == 0
+    )
     found = json.loads(capsys.readouterr().out)
     assert found['band'][0] < found['measured'] < found['band'][1]
     for flags, words in (

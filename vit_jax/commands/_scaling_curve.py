@@ -25,7 +25,7 @@ def predict_run(argv: Sequence[str]) -> int:
     add('--metric', default='train/loss', help='metric, such as val/loss (default: %(default)s)')
     until = 'share of the steps to fit, to compare the prediction with the rest (default: all)'
     add('--until', type=float, default=1.0, metavar='SHARE', help=until)
-    add('--law', default='annealing', help='annealing or multipower (default: %(default)s)')
+    add('--law', default='multipower', help='multipower or annealing (default: %(default)s)')
     add_json_flag(parser)
     args = parser.parse_args(argv)
     if not 0 < args.until <= 1:
