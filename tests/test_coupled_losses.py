@@ -77,7 +77,7 @@ def stepped(name, accum_steps):
 
 @pytest.mark.parametrize(
     ('name', 'accum_steps'),
-    [('one', 1), ('jit', 4), ('fsdp', 2), ('pmap', 1), ('pmap', 2)]
+    [('one', 1), ('fsdp', 2), ('pmap', 2)]
     + [
         pytest.param(*case, marks=pytest.mark.long)
         for case in [
@@ -85,8 +85,10 @@ def stepped(name, accum_steps):
             ('one', 4),
             ('jit', 1),
             ('jit', 2),
+            ('jit', 4),
             ('fsdp', 1),
             ('fsdp', 4),
+            ('pmap', 1),
             ('pmap', 4),
             ('slices', 2),
         ]

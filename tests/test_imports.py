@@ -326,14 +326,6 @@ def test_the_list_of_commands_imports_no_numerics():
     assert not loaded_by(f'try: {run}\nexcept SystemExit as e: assert not e.code') & NUMERICS
 
 
-@pytest.mark.slow
-def test_a_model_needs_no_data_stack():
-    models = sorted(m for m in FILES if within(m, 'vit_jax.models'))
-    loaded = loaded_by('\n'.join(f'import {m}' for m in models))
-    assert {'jax', 'flax'} <= loaded
-    assert not loaded & (DATA_STACK | SCREEN | {'tensorflow', 'torch'})
-
-
 def modules_not_of(*projects: str) -> set[str]:
     """Installed top-level modules, but for those of the projects and of all that they require."""
     required: set[str] = set()
@@ -369,21 +361,19 @@ def test_models_need_only_jax_flax_and_numpy():
     assert hidden > {'jaxtyping', 'ml_collections', 'grain'}
     hide = f'sys.modules.update(dict.fromkeys({hidden}))\n'
     models = '\n'.join(f'import {m}' for m in FILES if within(m, 'vit_jax.models'))
-    assert {'jax', 'flax'} <= loaded_by(hide + models + APPLY_A_VIT)
+    loaded = loaded_by(hide + models + APPLY_A_VIT) - hidden
+    assert {'jax', 'flax'} <= loaded
+    assert not loaded & (DATA_STACK | SCREEN | {'tensorflow', 'torch'})
 
 
 @pytest.mark.slow
-def test_training_needs_neither_tensorflow_nor_torch():
+def test_training_needs_neither_tensorflow_nor_torch_nor_matplotlib():
+    shown = ', '.join(m for m in FILES if within(m, 'vit_jax.tasks') and m.count('.') == 2)
+    viz = ', '.join(name for name in shown.replace('tasks', 'viz').split(', ') if name in FILES)
+    commands = 'vit_jax.commands.train, vit_jax.commands.evaluate'
     loaded = loaded_by(
-        'import vit_jax.trainer.train, vit_jax.commands.train, vit_jax.commands.evaluate'
+        f'import vit_jax.trainer.train, vit_jax.inference.predict, {commands}, {viz}'
     )
     assert {'jax', 'flax'} <= loaded
     assert not loaded & {'orbax', 'tensorflow', 'torch', 'transformers', 'optuna'}
-
-
-@pytest.mark.slow
-def test_what_draws_no_picture_does_not_wait_for_matplotlib():
-    shown = ', '.join(m for m in FILES if within(m, 'vit_jax.tasks') and m.count('.') == 2)
-    viz = ', '.join(name for name in shown.replace('tasks', 'viz').split(', ') if name in FILES)
-    loaded = loaded_by(f'import vit_jax.trainer.train, vit_jax.inference.predict, {viz}')
     assert not loaded & {'matplotlib', 'sklearn'}

@@ -29,6 +29,8 @@ from vit_jax.trainer import build
 DEVICES = {'cuda': 'NVIDIA H100 80GB HBM3', 'tpu': 'TPU v5e', 'cpu': 'cpu'}
 PALLAS, CUDNN = 'tpu_custom_call', '__cudnn$fmha'
 WITHOUT_CUDNN = ('bit_resnet', 'mixer', 'swin', 'coltran', 'coltran_upsampler')
+# The attention of these is that of `jit` and of ViTs.
+PLAIN = ('meanflow', 'image_to_image', 'distill', 'lejepa', 'dinov2', 'reconstruct')
 DEAR = ('coltran', 'coltran_upsampler', 'colorizer', 'detr_panoptic', 'hybrid', 'lstm')
 
 
@@ -38,8 +40,9 @@ def systems():
     for path in PATHS:
         config = load.load(f'{ROOT / path}:smoke')
         found.setdefault((config.model.name, config.task.name), f'{path}:smoke')
+    dear = [names for names in found if names[0] in (*DEAR, 'lejepa', 'pmf')]
     return [
-        pytest.param(spec, id='-'.join(names), marks=[pytest.mark.long] * (names[0] in DEAR))
+        pytest.param(spec, id='-'.join(names), marks=[pytest.mark.long] * (names in dear))
         for names, spec in found.items()
     ]
 
@@ -103,7 +106,8 @@ def exported_systems():
         names = config.model.name, config.task.name
         if names not in seen:
             fields = {'dtype': 'bfloat16', **({'num_heads': 1} if names[0] == 'seq2seq' else {})}
-            marks = [pytest.mark.long] * (names[0] in (*DEAR, *WITHOUT_CUDNN, 'siglip'))
+            dear = names[0] in (*DEAR, *WITHOUT_CUDNN, 'siglip') or names[1] in PLAIN
+            marks = [pytest.mark.long] * dear
             name = f'{"-".join(names)}-bfloat16'
             cases.append(pytest.param(path, fields, marks=marks, id=name))
             seen.add(names)

@@ -83,7 +83,7 @@ def test_batches_are_drawn(tmp_path):
 
 def test_costs_are_those_of_the_lengths():
     """Of data that is not here; the average of four lengths is that of their programs."""
-    config = load.load(f'{ROOT}/experiments/vit/imagenet2012.py:naflex,B/16')
+    config = load.load(f'{ROOT}/experiments/vit/imagenet2012.py:naflex,B/16', ['model.scan=True'])
     facts = cost.data_facts(config)
     lengths = [kind.spec['patches'].shape for kind in facts.kinds]
     assert lengths == [(n, 768) for n in (64, 128, 196, 256)]

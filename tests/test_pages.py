@@ -76,12 +76,13 @@ def test_ones_own_loss_model_and_augmentation_train(tmp_path, monkeypatch, one_d
     monkeypatch.syspath_prepend(tmp_path)
     digits = str(ROOT / 'experiments' / 'vit' / 'digits.py:smoke')
     shared = ['total=2 steps', 'every.eval=2', 'every.checkpoint=2', 'batch_size=16']
+    shared += ['model.depth=1', 'evals.test.split=test[:32]']
     own = {
         'loss': [
+            *('task.name=own_lab.confident', 'task.penalty=0.5'),
             'task.loss_name=own_lab.losses.focal',
             'data.transforms=own_lab.pixels.speckle(0.2)',
         ],
-        'task': ['task.name=own_lab.confident', 'task.penalty=0.5'],
         'mixed': ['task.name=own_lab.halves'],
     }
     for run, overrides in own.items():
@@ -91,7 +92,7 @@ def test_ones_own_loss_model_and_augmentation_train(tmp_path, monkeypatch, one_d
         load(tmp_path / 'loss')
     assert '--allow own_lab' in str(error.value)
     model = importlib.import_module('own_lab.mean_patch').Model(num_classes=3)
-    outputs, _ = model.init_with_output(jax.random.key(0), jnp.zeros((2, 8, 8, 1)))
+    outputs, _ = jax.jit(model.init_with_output)(jax.random.key(0), jnp.zeros((2, 8, 8, 1)))
     assert outputs['logits'].shape == (2, 3)
 
 

@@ -60,7 +60,7 @@ def private_names(source: str) -> set[str]:
             owner = ast.unparse(node.value)
             if owner.partition('.')[0] in modules - STANDARD:
                 found.add(f'set {owner}.{node.attr}')
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == 'setattr':
+        if isinstance(node, ast.Call) and getattr(node.func, 'id', '') == 'setattr':
             owner = ast.unparse(node.args[0])
             if owner.partition('.')[0] in modules - STANDARD:
                 found.add(f'set {owner}')

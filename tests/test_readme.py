@@ -305,11 +305,10 @@ def test_the_readme_has_the_measured_coverage_of_published_curves():
     assert f'{held} of {curves}' in (ROOT / 'docs' / 'predictions.md').read_text()
 
 
-@pytest.mark.parametrize(
-    'target', re.findall(r'^([a-z-]+):.*##', (ROOT / 'Makefile').read_text(), re.MULTILINE)
-)
-def test_make_knows_how_to_make_what_each_target_needs(target):
-    done = subprocess.run(['make', '-n', target], cwd=ROOT, capture_output=True, text=True)
+def test_make_knows_how_to_make_what_each_target_needs():
+    targets = re.findall(r'^([a-z-]+):.*##', (ROOT / 'Makefile').read_text(), re.MULTILINE)
+    assert 'test' in targets
+    done = subprocess.run(['make', '-n', *targets], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
@@ -335,7 +334,7 @@ def released(tmp_path, monkeypatch):
     """A small stand-in for the released file that the README loads."""
     model = dict(num_classes=1000, **vit.variant('mu/16'))
     images = jax.numpy.zeros((1, 32, 32, 3))
-    params = vit.Model(**model).init(jax.random.key(0), images)['params']
+    params = jax.jit(vit.Model(**model).init)(jax.random.key(0), images)['params']
     flat = vision_transformer.write(params, {'name': 'vit', **model})
     files.write_npz(tmp_path / 'ViT-B_16.npz', flat)
     monkeypatch.chdir(tmp_path)

@@ -66,10 +66,21 @@ def compiled(task, name, accum_steps):
     return layout, layout.compile_train(step, jax.eval_shape(init))
 
 
-@pytest.mark.parametrize('task', [Scheduled(), Coupled()], ids=['separable', 'coupled'])
 @pytest.mark.parametrize(
-    ('name', 'accum_steps'),
-    [('one', 1), ('pmap', 2), pytest.param('jit', 2, marks=pytest.mark.long)],
+    ('name', 'accum_steps', 'task'),
+    [
+        ('one', 1, Scheduled()),
+        ('pmap', 2, Coupled()),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (
+                ('one', 1, Coupled()),
+                ('pmap', 2, Scheduled()),
+                ('jit', 2, Scheduled()),
+                ('jit', 2, Coupled()),
+            )
+        ),
+    ],
 )
 def test_every_layout_and_microbatch_sees_the_step_of_the_state(task, name, accum_steps):
     layout, step = compiled(task, name, accum_steps)

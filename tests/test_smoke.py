@@ -37,7 +37,11 @@ DEAR = (
     'experiments/eomt/scenes.py',
     'experiments/jit/cifar10.py',
     'experiments/jit/restore.py',
+    'experiments/meanflow/cifar10.py',
     'experiments/meanflow/digits.py',
+    'experiments/siglip/scenes.py',
+    'experiments/swin/cifar10.py',
+    'experiments/transfer/cifar10_pretrain.py',
     'experiments/translate/multi30k.py',
 )
 # These evaluators read the masks of objects from the source, where batches may hold images alone.
@@ -86,7 +90,11 @@ def check_run_folder(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('path', OTHERS)
+@pytest.mark.parametrize(
+    'path',
+    # `test_golden_batches.py` draws those of every one.
+    [pytest.param(path, marks=[pytest.mark.long] * (path not in KINDS)) for path in OTHERS],
+)
 def test_steps_take_batches_of_the_data(path):
     training = build.build(load.load(f'{ROOT / path}:smoke'), jax.devices()[:1])
     program, data = training.program, training.data
@@ -99,7 +107,7 @@ def test_steps_take_batches_of_the_data(path):
         {name: ((kind.rows, *s.shape), s.dtype) for name, s in kind.arrays.items()}
         for kind in data.shapes
     ]
-    if path in KINDS:  # `test_lowering.py` takes the steps of most models and tasks
+    if path in KINDS:
         after, metrics = jax.eval_shape(program.train_step, state, batch)
         assert jax.tree.structure(after) == jax.tree.structure(state)
         assert metrics['loss'].shape == ()

@@ -33,6 +33,13 @@ LAYOUTS = {
     'slices': {'slices': 2, 'fsdp': 2, 'min_split_size': 8},
 }
 
+# These compile as `fsdp` does, which splits more.
+DEAR = ('jit', 'slices')
+
+
+def marked(name, *rest):
+    return pytest.param(name, *rest, marks=[pytest.mark.long] * (name in DEAR))
+
 
 def make_layout(name):
     return sharding.make_layout(
@@ -62,7 +69,7 @@ def expected():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ('name', 'accum_steps'),
-    [(name, 4) for name in LAYOUTS]
+    [marked(name, 4) for name in LAYOUTS]
     + [pytest.param(name, 1, marks=pytest.mark.long) for name in LAYOUTS],
 )
 def test_every_term_is_divided_by_its_count_over_the_global_batch(name, accum_steps):
@@ -118,7 +125,7 @@ def in_order():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', LAYOUTS)
+@pytest.mark.parametrize('name', [marked(name) for name in LAYOUTS])
 def test_what_is_drawn_in_evaluation_depends_on_the_seed_and_the_example_alone(name):
     """In another order, in batches of 24 of which the second is padded."""
     order = np.random.default_rng(0).permutation(toys.ROWS)
@@ -138,7 +145,7 @@ def test_another_seed_draws_anew():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', ['one', 'pmap'])
+@pytest.mark.parametrize('name', [pytest.param('one', marks=pytest.mark.long), 'pmap'])
 def test_without_an_index_an_example_is_its_position_in_the_global_batch(name):
     layout = make_layout(name)
     step = make_predict_step(MODEL, TASK, axis_name=layout.axis_name)

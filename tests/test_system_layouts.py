@@ -11,7 +11,7 @@ from helpers.experiments import ROOT, one_of_each_kind
 from vit_jax.config import load
 from vit_jax.trainer import build
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]  # `test_step_layouts` has a small model in each
 
 STEPS = 2
 # name: devices, config.parallel, microbatches
@@ -30,7 +30,6 @@ EIGHT = {
     for name, parallel in (('jit', {}), ('fsdp', FSDP), ('pmap', {'strategy': 'pmap'}))
     for microbatches in (1, 2, 4)
 }
-CHEAP = ('experiments/colorization/cifar10.py', 'pmap')  # which has aborted a compiler
 # The gradient of a bias of keys is zero but for rounding, which Adam brings to the size of other
 # updates.
 ADAM_ON_ROUNDING = 'experiments/translate/multi30k.py'
@@ -75,11 +74,7 @@ def trained(path: str, name: str, given: tuple[str, ...] = ()) -> list[dict[str,
 
 @pytest.mark.parametrize(
     ('path', 'name'),
-    [
-        pytest.param(path, name, marks=[] if (path, name) == CHEAP else pytest.mark.long)
-        for path in SYSTEMS
-        for name in SEVERAL
-    ],
+    [(path, name) for path in SYSTEMS for name in SEVERAL],
 )
 def test_a_system_trains_alike_in_every_layout(path, name):
     for step, expected in zip(trained(path, name), trained(path, 'one'), strict=True):
@@ -89,7 +84,6 @@ def test_a_system_trains_alike_in_every_layout(path, name):
         assert step == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize('name', EIGHT)
 @pytest.mark.parametrize('system', ON_EIGHT)
 def test_one_device_and_eight_train_alike(system, name):

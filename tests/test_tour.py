@@ -20,6 +20,7 @@ def code(cell):
     return ''.join(cell['source'])
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_tour_runs(tmp_path, monkeypatch, one_device, capsys, drawn_curves):
     monkeypatch.chdir(ROOT / 'docs')

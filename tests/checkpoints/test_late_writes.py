@@ -46,10 +46,20 @@ def never_begun(name):
 @pytest.mark.parametrize(
     ('late', 'other', 'said'),
     [
-        ("unheard('orbax/path.py')", "unheard('mine/path.py')", 'was never retrieved'),
+        pytest.param(
+            "unheard('orbax/path.py')",
+            "unheard('mine/path.py')",
+            'was never retrieved',
+            marks=pytest.mark.long,
+        ),
         ("callback('Event loop is closed')", "callback('x')", 'exception calling callback'),
         ("misses('1.orbax-checkpoint-tmp/m')", "misses('1/m')", 'Metadata file does not exist'),
-        ("never_begun('write_fragment')", "never_begun('fetch')", 'was never awaited'),
+        pytest.param(
+            "never_begun('write_fragment')",
+            "never_begun('fetch')",
+            'was never awaited',
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_only_late_writes_are_hidden(repo, late, other, said):

@@ -491,7 +491,7 @@ def write_images(folder, count):
 
 @pytest.mark.fault(39)
 @pytest.mark.fault(132)
-@pytest.mark.parametrize('mistaken', [0, 1])
+@pytest.mark.parametrize('mistaken', [pytest.param(0, marks=pytest.mark.long), 1])
 def test_a_mistake_in_one_process_ends_both_alike(repo, tmp_path, mistaken):
     folder = tmp_path / 'run'
     first, second = (f'--step-timeout={-1 if rank == mistaken else 0}' for rank in (0, 1))

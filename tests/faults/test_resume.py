@@ -314,9 +314,9 @@ def test_an_exploding_run_stops_and_saves_no_state_that_is_not_finite(tmp_path, 
     ('name', 'other'),
     [
         ('jax_threefry_partitionable', False),
-        ('jax_default_prng_impl', 'rbg'),
+        pytest.param('jax_default_prng_impl', 'rbg', marks=pytest.mark.long),
         ('jax_enable_x64', True),
-        ('jax_default_matmul_precision', 'bfloat16'),
+        pytest.param('jax_default_matmul_precision', 'bfloat16', marks=pytest.mark.long),
     ],
 )
 def test_a_setting_that_numbers_depend_on_is_named(tmp_path, capsys, one_device, name, other):

@@ -40,7 +40,8 @@ def one():
 
 
 @pytest.mark.parametrize(
-    ('devices', 'batch'), [(8, 16), pytest.param(2, 4, marks=pytest.mark.long), (1, 3)]
+    ('devices', 'batch'),
+    [(8, 16), *(pytest.param(*x, marks=pytest.mark.long) for x in ((2, 4), (1, 3)))],
 )
 def test_devices_and_batches_do_not_change_an_image(one, devices, batch):
     options = {'seed': 1, 'batch_size': batch, 'devices': jax.devices()[:devices]}

@@ -54,7 +54,13 @@ def test_logits_and_loss_are_those_of_big_vision(bias, parallel):
     assert float(loss) == pytest.approx(expected['loss'], abs=1e-5)
 
 
-@pytest.mark.parametrize('name', GOLDEN['counts'])
+@pytest.mark.parametrize(
+    'name',
+    [
+        pytest.param(name, marks=[pytest.mark.long] * (name not in ('S/16', 'L/14')))
+        for name in GOLDEN['counts']
+    ],
+)
 def test_parameter_counts_are_those_of_big_vision(name):
     model = Model(vocab_size=32_000, scan=True, **cappa.variant(name))
     images, ids = jnp.zeros((1, 224, 224, 3)), jnp.zeros((1, 64), jnp.int32)

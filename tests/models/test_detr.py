@@ -53,7 +53,13 @@ def ours(params):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('name', 'total'), TOTALS.items())
+@pytest.mark.parametrize(
+    ('name', 'total'),
+    [
+        pytest.param(name, total, marks=[pytest.mark.long] * ('R101' in name))
+        for name, total in TOTALS.items()
+    ],
+)
 def test_exact_parameter_counts(name, total):
     sizes = {
         path: size

@@ -23,7 +23,11 @@ MODELS = {
     ),
     'eomt': eomt.Model(**SIZE, num_queries=3, query_blocks=1, attention='xla'),
 }
-DEAR = ('eomt', 'vit-float16')  # in which nothing is derived in another way than in the others
+DEAR = (
+    'eomt',
+    'vit',
+    'vit-float16',
+)  # in which nothing is derived in another way than in the others
 
 
 def test_only_kernels_have_rules_that_forbid_forward_mode():

@@ -30,7 +30,13 @@ COUNTS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', COUNTS)
+@pytest.mark.parametrize(
+    'name',
+    [
+        pytest.param(name, marks=[pytest.mark.long] * (name in ('R26+S/32', 'R50+L/32')))
+        for name in COUNTS
+    ],
+)
 def test_parameter_counts_are_exact(name):
     tree = shapes(Model(num_classes=1000, scan=True, **variant(name)))
     width, head = tree['head']['kernel'].shape[0], count(tree['head'])

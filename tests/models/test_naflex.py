@@ -147,7 +147,7 @@ def cut(images, side):
     return Sequences(patchify(jnp.asarray(images), side), jnp.full((len(images), 2), rows))
 
 
-@pytest.mark.parametrize('side', [4, 8, 11])
+@pytest.mark.parametrize('side', [pytest.param(4, marks=pytest.mark.long), 8, 11])
 def test_enlarged_patches_have_the_outputs_of_the_original(side):
     """FlexiViT, section 3.4: whatever the patches' size, the kernel of 4 pixels is for."""
     small = np.random.default_rng(0).standard_normal((2 * 9, 4, 4, 3)).astype(np.float32)

@@ -62,13 +62,13 @@ def assert_equal(found, expected, atol=2e-5):
     ('tokens', 'num_heads', 'size'),
     [
         (1, 2, 64),
-        (49, 5, 32),
+        pytest.param(49, 5, 32, marks=pytest.mark.long),
         pytest.param(50, 2, 64, marks=pytest.mark.long),
         (50, 3, 128),
         pytest.param(50, 12, 32, marks=pytest.mark.long),
         pytest.param(196, 2, 80, marks=pytest.mark.long),
         (197, 3, 64),
-        (577, 1, 72),
+        pytest.param(577, 1, 72, marks=pytest.mark.long),
     ],
 )
 def test_values_and_gradients_are_those_of_attention(tokens, num_heads, size):
@@ -86,8 +86,8 @@ def test_values_and_gradients_are_those_of_attention(tokens, num_heads, size):
         (1, 7, 2, 64, 'q kv', False, False),
         (7, 1, 1, 32, 'q k v', True, False),
         (7, 7, 4, 32, 'qkv', True, True),
-        (50, 50, 2, 80, 'qkv', False, True),
-        (50, 50, 4, 64, 'qk v', True, False),
+        pytest.param(50, 50, 2, 80, 'qkv', False, True, marks=pytest.mark.long),
+        pytest.param(50, 50, 4, 64, 'qk v', True, False, marks=pytest.mark.long),
         (100, 850, 4, 32, 'q k v', True, False),
     ],
 )
@@ -129,7 +129,7 @@ def test_queries_see_the_keys_of_their_segment(queries, keys, layout, causal):
 @pytest.mark.parametrize(
     ('tokens', 'keys', 'num_heads', 'size', 'layout', 'options'),
     [
-        (50, 50, 4, 64, 'qkv', {}),
+        pytest.param(50, 50, 4, 64, 'qkv', {}, marks=pytest.mark.long),
         (7, 9, 2, 80, 'q kv', {}),
         (50, 50, 8, 32, 'qk v', {'mask': jnp.arange(50)[None] < jnp.array([[40], [50]])}),
         (9, 9, 1, 16, 'qkv', {'causal': True}),
@@ -236,11 +236,11 @@ def test_memory_grows_with_tokens_and_width():
 @pytest.mark.parametrize(
     ('tokens', 'keys', 'num_heads', 'size', 'layout', 'masked', 'causal'),
     [
-        (300, 300, 4, 64, 'qkv', False, False),
+        pytest.param(300, 300, 4, 64, 'qkv', False, False, marks=pytest.mark.long),
         (256, 256, 2, 16, 'qk v', True, True),
         (150, 70, 4, 32, 'q kv', True, False),
         (129, 129, 8, 80, 'qkv', False, True),
-        (7, 300, 2, 64, 'q k v', True, False),
+        pytest.param(7, 300, 2, 64, 'q k v', True, False, marks=pytest.mark.long),
         pytest.param(4096, 4096, 1, 64, 'qkv', True, False, marks=pytest.mark.long),
     ],
 )

@@ -61,13 +61,13 @@ def calls(monkeypatch):
     ('queries', 'keys', 'options'),
     [
         (8, 8, {'masked': True, 'causal': True}),
-        (7, 7, {}),
-        (7, 7, {'masked': True}),
+        pytest.param(7, 7, {}, marks=pytest.mark.long),
+        pytest.param(7, 7, {'masked': True}, marks=pytest.mark.long),
         (7, 7, {'masked': True, 'mask_queries': True}),
-        (7, 7, {'segmented': True}),
+        pytest.param(7, 7, {'segmented': True}, marks=pytest.mark.long),
         (7, 7, {'causal': True}),
         (7, 7, {'bias_rows': 1}),
-        (6, 9, {'masked': True}),
+        pytest.param(6, 9, {'masked': True}, marks=pytest.mark.long),
         (5, 8, {'segmented': True}),
     ],
 )

@@ -71,7 +71,9 @@ def test_sequences_that_share_a_row_are_pooled_as_alone():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('pool', ['cls', 'gap', 'patches', 'map'])
+@pytest.mark.parametrize(
+    'pool', [*(pytest.param(x, marks=pytest.mark.long) for x in ('cls', 'patches')), 'gap', 'map']
+)
 def test_padding_of_an_image_changes_nothing_and_gets_no_gradient(pool):
     model = vit.Model(
         num_classes=3, patch_size=2, width=16, depth=1, mlp_dim=32, num_heads=2, pool=pool,

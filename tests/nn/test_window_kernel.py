@@ -63,13 +63,13 @@ def results(attention, layout, *shape, num_heads=2, dim=16, dtype=jnp.float32):
     ('shape', 'devices', 'fields', 'windows'),
     [
         # Maps of whole windows, with padding, in shifted windows, and no larger than one of them.
-        ((6, 9, 3, False), 1, {}, (8, 6, 9, 48)),
+        pytest.param((6, 9, 3, False), 1, {}, (8, 6, 9, 48), marks=pytest.mark.long),
         ((5, 7, 3, True), 8, {}, (1, 6, 9, 48)),
         ((8, 8, 4, True), 1, {'num_heads': 4, 'dim': 128}, (8, 4, 16, 384)),
-        ((2, 4, 3, True), 8, {}, (1, 2, 4, 48)),
+        pytest.param((2, 4, 3, True), 8, {}, (1, 2, 4, 48), marks=pytest.mark.long),
         # Windows whose rows are padded to tiles: of 7 tokens to 8, but of 3 not to 8.
         ((14, 21, 7, True), 1, {}, (8, 6, 56, 48)),
-        ((9, 14, 7, False), 8, {}, (1, 4, 56, 48)),
+        pytest.param((9, 14, 7, False), 8, {}, (1, 4, 56, 48), marks=pytest.mark.long),
     ],
 )
 def test_a_layer_is_the_same(calls, monkeypatch, shape, devices, fields, windows):
@@ -155,7 +155,7 @@ def test_lines_of_a_grid_are_windows(calls, axis, causal):
     [
         ((2, 6, 49, 96), 3, 'float32', True, 1e-5),
         ((2, 6, 49, 96), 3, 'float32', False, 1e-5),
-        ((2, 4, 49, 256), 8, 'float32', True, 1e-5),
+        pytest.param((2, 4, 49, 256), 8, 'float32', True, 1e-5, marks=pytest.mark.long),
         pytest.param((2, 4, 49, 256), 8, 'float32', False, 1e-5, marks=pytest.mark.long),
         ((2, 4, 49, 64), 2, 'bfloat16', True, check.TOLERANCE / 2),
         pytest.param(

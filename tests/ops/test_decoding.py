@@ -94,8 +94,7 @@ def reference_warp(temperature=1.0, top_k=5, top_p=1.0):
     'options',
     [
         {},
-        {'temperature': 0.5},
-        {'top_k': 3},
+        *(pytest.param(x, marks=pytest.mark.long) for x in ({'temperature': 0.5}, {'top_k': 3})),
         {'top_p': 0.7},
         {'temperature': 2.0, 'top_k': 4, 'top_p': 0.8},
     ],

@@ -40,7 +40,8 @@ def test_adapters_change_nothing_at_first():
     plain = adapters.without(params)
     first = adapters.extend({'params': plain}, 0)
     outputs = [
-        m.apply(v, IMAGES) for m, v in ((model, {'params': plain}), (adapters.wrap(model), first))
+        jax.jit(m.apply)(v, IMAGES)
+        for m, v in ((model, {'params': plain}), (adapters.wrap(model), first))
     ]
     np.testing.assert_allclose(outputs[0]['logits'], outputs[1]['logits'], atol=1e-6)
     a = param_paths(first['params'])['encoder/block_0/mlp/fc1/lora/kernel/a']

@@ -181,7 +181,10 @@ def test_every_optimizer_runs_with_every_rule(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', optim.optimizers())
+@pytest.mark.parametrize(
+    'name',
+    [x if x in USUAL else pytest.param(x, marks=pytest.mark.long) for x in optim.optimizers()],
+)
 def test_every_schedule_of_an_optimizer_can_be_set_to_a_step(name):
     """The first update at step 5 is that of the rate, decay and delays of step 5."""
     params = {'kernel': jnp.full((2, 3), 0.5), 'late': jnp.full(3, 0.5), 'later': jnp.full(3, 0.5)}
@@ -213,7 +216,11 @@ def test_the_usual_optimizers_are_there():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    'name', ['adamw', 'lion', 'adafactor', 'adafactor_zhai', 'adan', 'adopt', 'nadamw']
+    'name',
+    [
+        *('adamw', 'lion', 'adafactor', 'adafactor_zhai'),
+        *(pytest.param(name, marks=pytest.mark.long) for name in ('adan', 'adopt', 'nadamw')),
+    ],
 )
 def test_decoupled_decay_takes_lr_times_decay_of_the_kernels(name):
     params = vit_params()
@@ -338,11 +345,12 @@ def test_lars_adapts_kernels_and_embeddings_not_biases_and_norms():
     """By the rule of MAE's code: momentum of gradients, scaled where a parameter is no vector."""
     params = vit_params()
     tx, _ = make(params, name='lars', lr=0.1, momentum=0.9, weight_decay=0.2)
+    update = jax.jit(tx.update)
     state, now, velocity = tx.init(params), params, jax.tree.map(jnp.zeros_like, params)
     masters = dict(param_paths(params))
     for step in range(2):
         grads = jax.tree.map(lambda x, step=step: gradients(x, step), params)
-        updates, state = tx.update(grads, state, now)
+        updates, state = update(grads, state, now)
         now = optax.apply_updates(now, updates)
         for path, gradient in param_paths(grads).items():
             x = masters[path]

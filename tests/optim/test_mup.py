@@ -99,8 +99,8 @@ def test_another_depth_is_refused(fields, words):
 def test_weight_decay_keeps_the_product_of_rate_and_strength():
     model = vit_of(**sizes(4))
     found = factors(model, vit_of())
-    params = jax.tree.map(lambda s: jnp.ones(s.shape), shapes(model))
-    zero = jax.tree.map(jnp.zeros_like, params)
+    params = jax.tree.map(lambda s: np.ones(s.shape, np.float32), shapes(model))
+    zero = jax.tree.map(np.zeros_like, params)
     keys = dict(name='adamw', lr=0.1, weight_decay=0.5, decay_mults=(('fc1', 2.0),))
     tx, _ = optimizer(params, 1, (), found, **keys)
     plain, _ = optimizer(params, 1, **keys)

@@ -23,6 +23,7 @@ from vit_jax.rehearsal import dry_run, kill_and_resume, rehearsal
 from vit_jax.trainer.build import build
 
 DIGITS = 'experiments/vit/digits.py:smoke'
+LINEAR = 'tests/helpers/linear.py'
 
 
 def rehearse(config, folder, *words):
@@ -64,7 +65,7 @@ os._exit(code)
 @pytest.mark.usefixtures('forked')
 def test_a_run_that_works(tmp_path, capsys):
     workdir = tmp_path / 'runs' / 'digits'
-    assert cli.main(['rehearse', '--config', DIGITS, '--workdir', str(workdir), '--json']) == 0
+    assert cli.main(['rehearse', '--config', LINEAR, '--workdir', str(workdir), '--json']) == 0
     rows = {row['name']: row for row in json.loads(capsys.readouterr().out)}
     assert {row['result'] for row in rows.values()} == {'ok'}
     assert '12 of 1,437 records' in rows['data train']['note']
@@ -85,7 +86,7 @@ def test_a_run_that_cannot_resume(tmp_path, monkeypatch):
     marker = tmp_path / 'started'
     monkeypatch.setenv(second_start.MARKER, str(marker))
     words = [f'task.name={second_start.__name__}']
-    config = load.load(DIGITS, words)
+    config = load.load(LINEAR, words)
     found = {r.name: r for r in rehearsal.rehearse(config, tmp_path / 'run')}
     assert found['start'].result == 'ok'
     assert found['resumption'].result == 'failed'
@@ -96,7 +97,7 @@ def test_a_run_that_cannot_resume(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.usefixtures('forked')
 def test_an_evaluation_that_is_broken(tmp_path):
-    found = rehearse(DIGITS, tmp_path / 'run', f'task.name={broken_evaluation.__name__}')
+    found = rehearse(LINEAR, tmp_path / 'run', f'task.name={broken_evaluation.__name__}')
     assert (found['start'].result, found['start'].note) == ('failed', broken_evaluation.REASON)
     assert os.listdir(tmp_path) == []
 

@@ -42,10 +42,26 @@ def test_one_line_each(tmp_path, capsys, rows, message):
     [
         ([*GOOD, GOOD[2]], '1 row(s) are copies of another and count once'),
         ([*GOOD, ('a', 7, 'nan')], 'left out: a: loss is nan, which has no logarithm'),
-        ([*GOOD, ('a', 7, 'inf')], 'left out: a: loss is inf, which has no logarithm'),
+        pytest.param(
+            [*GOOD, ('a', 7, 'inf')],
+            'left out: a: loss is inf, which has no logarithm',
+            marks=pytest.mark.long,
+        ),
         ([*GOOD, ('a', 7, 0)], 'left out: a: loss is 0, which has no logarithm'),
-        ([*GOOD, ('a', 7, -1)], 'left out: a: loss is -1, which has no logarithm'),
+        pytest.param(
+            [*GOOD, ('a', 7, -1)],
+            'left out: a: loss is -1, which has no logarithm',
+            marks=pytest.mark.long,
+        ),
         ([*GOOD, ('a', 0, 1)], 'left out: a: x is 0, which has no logarithm'),
+        *(
+            pytest.param(
+                [*GOOD, ('a', 7, loss)],
+                f'left out: a: loss is {loss}, which has no logarithm',
+                marks=pytest.mark.long,
+            )
+            for loss in ('inf', -1)
+        ),
         (GOOD[:5], 'error held out: '),
         (GOOD[:4], '4 points for the 4 parameters of shifted: fitted by irreducible instead'),
         ([(run, x, 1 / y) for run, x, y in GOOD], 'b = 0: y does not fall as x grows'),

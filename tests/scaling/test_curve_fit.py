@@ -126,7 +126,7 @@ def test_bands_of_an_optimum_hold_where_large_runs_are_noisier():
     x = np.stack([np.sqrt(budget) * ratio, np.sqrt(budget) / ratio], axis=1)
     law = {'E': 0.4, 'A': 0.3, 'alpha': 0.34, 'B': 0.3, 'beta': 0.28}
     clean = law['E'] + law['A'] * x[:, 0] ** -law['alpha'] + law['B'] * x[:, 1] ** -law['beta']
-    errors = 0.003 * budget**0.55 * np.random.default_rng(6).standard_normal((24, 20))
+    errors = 0.003 * budget**0.55 * np.random.default_rng(6).standard_normal((12, 20))
 
     def best(params):
         return joint.optimum(params, Cost(1.0), np.array([64.0]))[0][0]
@@ -134,7 +134,7 @@ def test_bands_of_an_optimum_hold_where_large_runs_are_noisier():
     inside = []
     for i, error in enumerate(errors):
         fit = curve_fit.fit(
-            forms.find_form('joint'), x, clean * np.exp(error), bootstrap=40, seed=i
+            forms.find_form('joint'), x, clean * np.exp(error), bootstrap=30, seed=i
         )
         drawn = [best(fit.form.params(theta, *fit.scales)) for theta in fit.replicates]
         low, high = curve_fit.widen_band(best(fit.params), np.array(drawn), fit.dof)

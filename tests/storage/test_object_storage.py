@@ -161,6 +161,11 @@ def test_a_killed_run_ends_as_if_nothing_had_happened(bucket, local, impatient, 
     assert 'complete' in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    'bucket',
+    [SCHEMES[0], *(pytest.param(x, marks=pytest.mark.long) for x in SCHEMES[1:])],
+    indirect=True,
+)
 def test_commands_read_it_as_one_on_the_disk(bucket, smoke_run, tmp_path, capsys):
     local = tmp_path / 'run'
     shutil.copytree(smoke_run, local, ignore=shutil.ignore_patterns('10'))
@@ -170,7 +175,6 @@ def test_commands_read_it_as_one_on_the_disk(bucket, smoke_run, tmp_path, capsys
     for words in (
         ['predict', str(picture), '--workdir'],
         ['inspect', '--workdir'],
-        ['inspect', '--checkpoint'],
         ['scaling', 'collect'],
     ):
         said = []

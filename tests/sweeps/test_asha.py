@@ -71,7 +71,7 @@ def test_hyperband_lets_the_first_trials_of_a_bracket_pass_and_asha_does_not(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('storage', ['journal', 'sqlite'])
+@pytest.mark.parametrize('storage', ['journal', pytest.param('sqlite', marks=pytest.mark.long)])
 def test_a_worker_promotes_what_another_paused(tmp_path, storage, fake_training):
     def stopped(config, step):
         if config.seed == 3:

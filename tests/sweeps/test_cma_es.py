@@ -90,8 +90,15 @@ class Payload:
 
 @pytest.mark.slow
 @pytest.mark.fault(61)
-@pytest.mark.parametrize('first', ['cmaes', 'tpe'])
-@pytest.mark.parametrize('storage', ['journal', 'sqlite'])
+@pytest.mark.parametrize(
+    ('storage', 'first'),
+    [
+        ('journal', 'cmaes'),
+        ('journal', 'tpe'),
+        ('sqlite', 'cmaes'),
+        pytest.param('sqlite', 'tpe', marks=pytest.mark.long),
+    ],
+)
 def test_a_pickle_in_a_storage_is_never_read(tmp_path, fake_training, storage, first):
     dimensions = {'optim.lr': log_uniform(1e-6, 1.0), 'optim.weight_decay': log_uniform(1e-8, 1e-2)}
     study = make(tmp_path, storage, space=dimensions, trials=3, search=first)

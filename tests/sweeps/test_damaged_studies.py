@@ -42,8 +42,15 @@ def the_line(capsys):
 
 
 @pytest.mark.fault(77)
-@pytest.mark.parametrize('storage', ['journal', 'sqlite'])
-@pytest.mark.parametrize('last', ['folder', 'token'])
+@pytest.mark.parametrize(
+    ('storage', 'last'),
+    [
+        ('journal', 'folder'),
+        ('journal', 'token'),
+        ('sqlite', 'folder'),
+        pytest.param('sqlite', 'token', marks=pytest.mark.long),
+    ],
+)
 def test_a_creation_that_is_killed_is_made_again(folder, monkeypatch, capsys, storage, last):
     flags = ['--storage', f'sqlite:///{folder}/sweep.db'] if storage == 'sqlite' else []
     store = optuna.study.Study.set_user_attr

@@ -15,7 +15,7 @@ from vit_jax.sweeps.space import choice, grid, log_uniform, uniform
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('pruner', ['median', 'hyperband'])
+@pytest.mark.parametrize('pruner', ['median', pytest.param('hyperband', marks=pytest.mark.long)])
 def test_the_pruner_ends_runs_that_are_behind(tmp_path, pruner, fake_training):
     options = {
         'median': {'n_startup_trials': 2},

@@ -57,7 +57,7 @@ def test_two_workers_run_each_point_of_a_grid_exactly_once(tmp_path, repo, stora
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('storage', STORAGES)
+@pytest.mark.parametrize('storage', ['journal', pytest.param('sqlite', marks=pytest.mark.long)])
 def test_a_trial_that_lost_its_worker_is_taken_up_by_another(tmp_path, storage, fake_training):
     make(tmp_path, storage, space={'optim.lr': log_uniform(1e-4, 1e-1)}, trials=2)
     first = study.open_study('name', folder=tmp_path)

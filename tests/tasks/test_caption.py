@@ -109,7 +109,7 @@ def test_beams_find_captions_at_least_as_likely_and_padding_gets_none(variables)
     assert (beams['score'][:3] >= greedy['score'][:3] - 1e-6).all()
     assert not beams['tokens'][3].any() and beams['tokens'].shape == (4, 5)
     images = Task().inputs(batch)[0]
-    outputs = MODEL.apply(variables, images)
+    outputs = jax.jit(MODEL.apply)(variables, images)
     np.testing.assert_allclose(beams['features'], outputs['pre_logits'], atol=1e-6)
 
 
@@ -118,7 +118,8 @@ def test_prompts_have_the_likelihood_of_captions(variables):
     found = predicted(Task(prompts=tuple(map(tuple, CAPTIONS))), variables, batch)
     assert found.keys() == {'features', 'likelihood'}
     sums = np.asarray(found['likelihood']).diagonal()
-    terms = Task().loss(MODEL.apply(variables, *Task().inputs(batch)), batch)
+    outputs = jax.jit(MODEL.apply)(variables, *Task().inputs(batch))
+    terms = jax.jit(Task().loss)(outputs, batch)
     lengths = (np.array(CAPTIONS) != 0).sum(1)
     assert -(sums / lengths).sum() == pytest.approx(float(terms['loss'].sum), rel=1e-4)
 

@@ -66,8 +66,15 @@ def test_sigmoid_loss_sums_one_against_all():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('loss_name', ['softmax', 'sigmoid'])
-@pytest.mark.parametrize('mix', ['mixup', 'cutmix'])
+@pytest.mark.parametrize(
+    ('mix', 'loss_name'),
+    [
+        ('mixup', 'softmax'),
+        ('cutmix', 'sigmoid'),
+        pytest.param('mixup', 'sigmoid', marks=pytest.mark.long),
+        pytest.param('cutmix', 'softmax', marks=pytest.mark.long),
+    ],
+)
 def test_loss_of_a_mix_is_that_of_the_mixed_labels(loss_name, mix):
     task = Task(loss_name=loss_name, label_smoothing=0.1, **{mix: 1.0})
     logits, batch = make_logits(), make_batch()

@@ -100,6 +100,7 @@ def test_each_token_of_deit_has_its_teacher():
     assert without.keys() == {'labels', 'accuracy'}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_its_cost_is_inspected_and_timed(capsys):
     """A frozen teacher counts forward once."""

@@ -127,6 +127,7 @@ def test_a_run_colors_a_photograph(repo, tmp_path, monkeypatch, one_device, caps
     monkeypatch.chdir(repo)
     run, photo = str(tmp_path / 'run'), str(tmp_path / 'photo.png')
     words = ['--config.total=2 steps', '--config.data.source=scenes:32', '--config.task.steps=2']
+    words += ['--config.model.depth=1']
     config = ['--config', 'experiments/jit/restore.py:smoke', '--config.evals.test.split=test[:4]']
     assert cli.main(['train', *config, *words, '--workdir', run]) == 0
     Image.fromarray(RNG.integers(0, 256, (60, 50, 3), dtype=np.uint8)).save(photo)

@@ -181,7 +181,9 @@ def predicted(name, task):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', MODELS)
+@pytest.mark.parametrize(
+    'name', [pytest.param(x, marks=[pytest.mark.long] * (x == 'pre')) for x in MODELS]
+)
 def test_sequences_are_right_just_where_greedy_decoding_writes_them(name):
     task = Task(search='greedy', extra_len=0)
     tokens = np.asarray(predicted(name, task)['tokens'])

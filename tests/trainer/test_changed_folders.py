@@ -63,13 +63,16 @@ def require_same(folder: pathlib.Path, whole_run: pathlib.Path) -> None:
 
 @pytest.mark.fault(73)
 @pytest.mark.parametrize(
-    ('name', 'words'),
+    ('name', 'words', 'content'),
     [
-        ('metrics.jsonl', 'metrics.jsonl was deleted or changed during the run: written again'),
-        ('config.json', 'config.json was replaced during the run: written again'),
+        pytest.param(name, words, content, marks=[pytest.mark.long] * (name == dear))
+        for content, dear in ((None, 'config.json'), ('{"seed": 5}\n', 'metrics.jsonl'))
+        for name, words in (
+            ('metrics.jsonl', 'metrics.jsonl was deleted or changed during the run: written again'),
+            ('config.json', 'config.json was replaced during the run: written again'),
+        )
     ],
 )
-@pytest.mark.parametrize('content', [None, '{"seed": 5}\n'])
 def test_a_small_file_is_written_again(tmp_path, whole_run, during, capsys, name, words, content):
     def meddle() -> None:
         (tmp_path / name).unlink()
@@ -83,7 +86,7 @@ def test_a_small_file_is_written_again(tmp_path, whole_run, during, capsys, name
 
 
 @pytest.mark.fault(83)
-@pytest.mark.parametrize('size', [0, 30, None])
+@pytest.mark.parametrize('size', [0, pytest.param(30, marks=pytest.mark.long), None])
 def test_a_log_that_is_cut_off_or_added_to_is_written_again(
     tmp_path, whole_run, during, capsys, size
 ):

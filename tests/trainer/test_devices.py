@@ -111,7 +111,14 @@ def training(name):
     return Training(**LAYOUTS[name])
 
 
-@pytest.mark.parametrize('name', EIGHT)
+@pytest.mark.parametrize(
+    'name',
+    [
+        # `all axes` has its parameters split, too, and `test_step_layouts` several slices.
+        pytest.param(name, marks=[pytest.mark.long] * (name in ('fsdp', 'slices')))
+        for name in EIGHT
+    ],
+)
 def test_eight_devices_train_like_one(name):
     one, eight = training('one'), training(name)
     assert eight.layout.mesh.size == 8

@@ -65,7 +65,9 @@ def best(folder):
     return checkpointer.load_variables(folder / 'checkpoints', 'best')[0]
 
 
-@pytest.mark.parametrize('goal', ['test/accuracy', 'min:test/loss'])
+@pytest.mark.parametrize(
+    'goal', ['test/accuracy', pytest.param('min:test/loss', marks=pytest.mark.long)]
+)
 def test_the_best_step_is_saved_and_stays(make_config, tmp_path, evaluated, capsys, goal):
     train.train(make_config(f'checkpoint.keep_best={goal}'), tmp_path)
     assert run_folder.steps(tmp_path) == [4, 12], 'of equal ones the first; no multiple of 5'
@@ -75,7 +77,7 @@ def test_the_best_step_is_saved_and_stays(make_config, tmp_path, evaluated, caps
 
 
 @pytest.mark.fault(59)
-@pytest.mark.parametrize('stop', [3, 9])
+@pytest.mark.parametrize('stop', [3, pytest.param(9, marks=pytest.mark.long)])
 def test_a_resumed_run_knows_what_it_knew(make_config, tmp_path, evaluated, stop):
     config = make_config('checkpoint.keep_best=test/accuracy')
     with pytest.raises(train.Preempted):

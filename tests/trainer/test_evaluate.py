@@ -121,7 +121,10 @@ def joined(batches, key):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('layout', LAYOUTS)
+@pytest.mark.parametrize(
+    'layout',
+    [pytest.param(x, marks=[pytest.mark.long] * (x in ('jit', 'fsdp'))) for x in LAYOUTS],
+)
 def test_an_evaluator_sees_every_example_once_in_order_without_padding(layout, recorder, variables):
     """61 examples in batches of 24, and 100 in those."""
     entry = {'evaluator': 'my_lab.recorder', 'weight': 2.0, 'fit': 'train[:100]'}
@@ -146,7 +149,7 @@ def expected(variables):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('layout', ['jit', 'pmap'])
+@pytest.mark.parametrize('layout', [pytest.param('jit', marks=pytest.mark.long), 'pmap'])
 def test_results_do_not_depend_on_the_layout(layout, variables, expected):
     results = run(ENTRIES, make_layout(layout), variables)
     # Features agree up to rounding, which may turn one answer in 61.
@@ -221,10 +224,11 @@ def test_a_task_without_predictions():
     ('config', 'changes', 'words'),
     [
         (DIGITS, ('task.loss_name=softmax', 'model.depth=1'), ('config.evals.words', "'text'")),
-        (
+        pytest.param(
             'experiments/eomt/semantic.py:smoke',
             ('task.kind=panoptic',),
             ('config.evals.val', "'segmentation'"),
+            marks=pytest.mark.long,
         ),
     ],
 )

@@ -94,7 +94,7 @@ def test_a_stopped_run_shows_what_an_uninterrupted_one_does(tmp_path, smoke_run)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', LAYOUTS)
+@pytest.mark.parametrize('name', [pytest.param('one', marks=pytest.mark.long), 'fsdp', 'pmap'])
 def test_examples_are_predicted_under_every_layout(name, monkeypatch):
     layout = sharding.make_layout(
         jax.devices()[: 1 if name == 'one' else 8], Parallel(**LAYOUTS[name])

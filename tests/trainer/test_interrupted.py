@@ -49,7 +49,7 @@ def evaluations(folder: pathlib.Path) -> list[dict]:
 
 
 @pytest.mark.fault(53)
-@pytest.mark.parametrize('at', [10, 20])
+@pytest.mark.parametrize('at', [10, pytest.param(20, marks=pytest.mark.long)])
 def test_an_evaluation_that_is_cut_short_is_made_up_for(
     tmp_path, whole_run, monkeypatch, capsys, at
 ):
@@ -90,7 +90,9 @@ def fail(data, *_):
 
 
 @pytest.mark.fault(53)
-@pytest.mark.parametrize(('batches', 'code'), [(stall, EXIT_PREEMPTED), (fail, 2)])
+@pytest.mark.parametrize(
+    ('batches', 'code'), [(stall, EXIT_PREEMPTED), pytest.param(fail, 2, marks=pytest.mark.long)]
+)
 def test_an_evaluation_that_is_repeated_twice_is_logged_once(
     tmp_path, whole_run, monkeypatch, batches, code
 ):
