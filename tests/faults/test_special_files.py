@@ -67,6 +67,7 @@ FILES = {
     'sweep.json': ['sweep', 'status', 'a', '--workdir', '{folder}'],
     'manifest.json': data('packed:{folder}'),
     'instances_train.json': data('coco:{folder}'),
+    'a.xml': data('voc:{folder}'),
     'train.parquet': data('hf:{folder}'),
     'train.tar': data('tar:{folder}'),
 }

@@ -3,8 +3,11 @@
     PATH/instances_SPLIT.json, or PATH/annotations/instances_SPLIT.json
     PATH/SPLIT/*.jpg, PATH/images/SPLIT/*.jpg, PATH/images/*.jpg or PATH/*.jpg
 
-Splits are the names at SPLIT, such as COCO's `train2017` and `val2017`. Categories are renumbered
-without the gaps in their ids; images without objects are kept.
+    PATH/SPLIT/_annotations.coco.json, PATH/SPLIT/*.jpg        as Roboflow writes it
+
+Splits are the names at SPLIT, such as COCO's `train2017` and `val2017`; if CVAT's `default` is the
+only one, it is also `train`. Categories are renumbered without the gaps in their ids; images
+without objects are kept. Roboflow's category 0, which only groups the others, is left out.
 """
 
 from __future__ import annotations
@@ -35,6 +38,8 @@ from vit_jax.storage import paths
 log = logging.getLogger(__name__)
 
 PREFIX = 'instances_'
+BESIDE_IMAGES = '_annotations.coco.json'  # Roboflow's file in the folder of a split
+ONLY_SPLIT = 'default'  # CVAT's name
 NO_ANNOTATIONS = 'has no annotations: its records have only images'
 
 
@@ -57,6 +62,8 @@ class Source:
         self._file = find_annotations(root, split, PREFIX, self._name)
         content = read_json(self._file, self._name)
         with coco_format(self._file, self._name):
+            if self._file.name == BESIDE_IMAGES:
+                _drop_group(content)
             self._take(content)
             self._folder = image_folder(root, split, self._images, self._name)
 
@@ -210,7 +217,7 @@ def _stack_objects(objects: list[tuple[Any, ...]]) -> Record:
 
 
 def find_annotations(root: pathlib.Path, split: str, prefix: str, name: str) -> pathlib.Path:
-    """Find the file prefixSPLIT.json in a folder or in its subfolder `annotations`.
+    """Find the annotations of a split: prefixSPLIT.json in a folder or in its folder `annotations`.
 
     Raises:
       UserError: if it does not exist; the message names the source `name`.
@@ -222,11 +229,33 @@ def find_annotations(root: pathlib.Path, split: str, prefix: str, name: str) -> 
         for folder in (root / 'annotations', root)
         for file in sorted(folder.glob(f'{prefix}*.json'))
     }
+    if prefix == PREFIX:
+        files |= {file.parent.name: file for file in sorted(root.glob(f'*/{BESIDE_IMAGES}'))}
     if not files:
-        raise UserError(f'{name}: no {prefix}SPLIT.json in this folder or its folder annotations')
+        other = f', and no SPLIT/{BESIDE_IMAGES}' * (prefix == PREFIX)
+        raise UserError(
+            f'{name}: no {prefix}SPLIT.json in this folder or its folder annotations{other}'
+        )
+    add_train(files)
     if split not in files:
         raise UnknownSplit.from_splits(name, split, sorted(files))
     return files[split]
+
+
+def add_train(splits: dict[str, Any]) -> None:
+    """Add the name `train` for CVAT's split `default` if this is the only one."""
+    if set(splits) == {ONLY_SPLIT}:
+        splits['train'] = splits[ONLY_SPLIT]
+
+
+def _drop_group(content: dict[str, Any]) -> None:
+    """Drop the category 0 that is the supercategory of all others and has no annotations."""
+    categories = content['categories']
+    group = {row['name'] for row in categories if row['id'] == 0}
+    parents = {row.get('supercategory') for row in categories if row['id'] != 0}
+    used = any(row.get('category_id') == 0 for row in content.get('annotations') or [])
+    if group == parents and not used:
+        content['categories'] = [row for row in categories if row['id'] != 0]
 
 
 def read_json(file: pathlib.Path, name: str) -> dict[str, Any]:
@@ -327,7 +356,8 @@ def image_folder(
     if not listed:
         raise ValueError('it lists no images')
     require_inside(listed)
-    folders = (root / split, root / 'images' / split, root / 'images', root)
+    inside = root / 'images'
+    folders = (root / split, inside / split, inside, inside / ONLY_SPLIT, root)
     for image in listed[:100]:
         for folder in folders:
             if (folder / image['file_name']).is_file():

@@ -1,11 +1,16 @@
-"""`yolo:PATH`: boxes in text files, as Ultralytics' YOLO and Roboflow write them.
+"""`yolo:PATH`: boxes in text files, as Ultralytics, Roboflow, CVAT and Label Studio write them.
 
     PATH/data.yaml                     names: [cat, dog], or one a line
     PATH/images/SPLIT/a.jpg, PATH/labels/SPLIT/a.txt
     PATH/SPLIT/images/a.jpg, PATH/SPLIT/labels/a.txt
+    PATH/images/a.jpg, PATH/labels/a.txt
+    PATH/obj_SPLIT_data/a.jpg, PATH/obj_SPLIT_data/a.txt
 
-A line of a text file is a box: its class, and center, width and height as shares of the image's
-size. Images without a file have no boxes.
+Instead of `data.yaml`, `classes.txt` or `obj.names` may have a name per line. Splits are the names
+at SPLIT, and the keys `train`, `val` and `test` of `data.yaml`; without a split, all images are of
+`train`. A line of a text file is a box: its class, and center, width and height as shares of the
+image's size, and possibly a confidence, which is ignored; or its class and the corners of a polygon
+in this box. Images without a file have no boxes.
 """
 
 from __future__ import annotations
@@ -25,6 +30,8 @@ from vit_jax.errors import UserError
 from vit_jax.storage import paths
 
 SUFFIXES = ('.jpg', '.jpeg', '.png', '.bmp', '.webp', '.tif', '.tiff')
+NAMES = ('classes.txt', 'obj.names')  # files with a name per line
+KEYS = ('train', 'val', 'test')  # keys of `data.yaml` for folders of images
 _ROTATED = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
 
 
@@ -36,8 +43,9 @@ class Source(coco.Source):
     def __init__(self, path: str, split: str):
         root = pathlib.Path(path).expanduser()
         self._name = f'source {self.kind}:{path}'
-        self._file, names = _read_names(root, self._name)
-        self._folder, labels = _find_split(root, split, self._name)
+        self._file, content = _read_content(root, self._name)
+        names = content['names']
+        self._folder, labels = _find_split(root, split, content, self._name)
         files = [f for f in listing.files_below(self._folder) if f.lower().endswith(SUFFIXES)]
         images = [self._image(number, file) for number, file in enumerate(files)]
         annotations: list[dict[str, Any]] = []
@@ -70,15 +78,23 @@ class Source(coco.Source):
         return Listing(content, listing.digest_of_sizes(self._folder, names))
 
 
-def _read_names(root: pathlib.Path, name: str) -> tuple[pathlib.Path, list[str]]:
-    """Read the names of the classes from `data.yaml`."""
+def _read_content(root: pathlib.Path, name: str) -> tuple[pathlib.Path, dict[str, Any]]:
+    """Read `data.yaml`, with `names` as a list of texts; or the names of another file."""
     if not root.is_dir():
         raise UserError(f'{name}: this folder does not exist')
     files = sorted({*root.glob('*.yaml'), *root.glob('*.yml')}, key=lambda f: f.stem != 'data')
+    files += [root / file for file in NAMES if (root / file).is_file()]
     if not files:
-        raise UserError(f'{name}: no data.yaml with the names of the classes in this folder')
+        raise UserError(
+            f'{name}: no data.yaml with the names of the classes in this folder, nor '
+            + ' or '.join(NAMES)
+        )
     try:
-        content = yaml.safe_load(paths.read_bytes(files[0], paths.TABLE))
+        text = paths.read_bytes(files[0], paths.TABLE)
+        if files[0].name in NAMES:
+            content = {'names': list(filter(None, map(str.strip, text.decode().splitlines())))}
+        else:
+            content = yaml.safe_load(text)
     except (OSError, ValueError, yaml.YAMLError) as error:
         first = str(error).partition('\n')[0]
         raise UserError(f'{name}: cannot read {files[0]}: {first}') from error
@@ -87,18 +103,31 @@ def _read_names(root: pathlib.Path, name: str) -> tuple[pathlib.Path, list[str]]
         names = [names[i] for i in range(len(names))]
     if not isinstance(names, list) or not names:
         raise UserError(f'{name}: {files[0]} has no list of names, such as names: [cat, dog]')
-    return files[0], list(map(str, names))
+    return files[0], content | {'names': list(map(str, names))}
 
 
-def _find_split(root: pathlib.Path, split: str, name: str) -> tuple[pathlib.Path, pathlib.Path]:
+def _find_split(
+    root: pathlib.Path, split: str, content: dict[str, Any], name: str
+) -> tuple[pathlib.Path, pathlib.Path]:
     """Find the folders of images and of labels."""
     found = {f.parent.name: f for f in sorted(root.glob('*/images')) if f.is_dir()}
     pairs = {key: (folder, folder.parent / 'labels') for key, folder in found.items()}
     for folder in sorted((root / 'images').glob('*')):
         if folder.is_dir():
             pairs[folder.name] = folder, root / 'labels' / folder.name
+    for folder in sorted(root.glob('obj_*_data')):
+        pairs[folder.name[len('obj_') : -len('_data')]] = folder, folder
+    if not pairs and (root / 'images').is_dir():
+        pairs['train'] = root / 'images', root / 'labels'
     if not pairs:
         raise UserError(f'{name}: neither images/SPLIT nor SPLIT/images is in this folder')
+    by_folder = {pair[0]: pair for pair in pairs.values()}
+    for key in KEYS:
+        parts = pathlib.PurePosixPath(str(content.get(key))).parts
+        folder = root.joinpath(*(part for part in parts if part not in ('/', '..')))
+        if folder in by_folder:
+            pairs.setdefault(key, by_folder[folder])
+    coco.add_train(pairs)
     if split not in pairs:
         raise UnknownSplit.from_splits(name, split, sorted(pairs))
     return pairs[split]
@@ -114,9 +143,7 @@ def _read_boxes(
     lines = paths.read_bytes(file, paths.TABLE).decode(errors='replace').splitlines()
     for row, line in enumerate(filter(str.strip, lines), 1):
         try:
-            label, x, y, w, h = map(float, line.split())
-            if label not in range(classes) or not all(map(math.isfinite, (x, y, w, h))):
-                raise ValueError
+            label, (x, y, w, h) = _parse_line(line, classes)
         except ValueError:
             raise UserError(
                 f'{name}: {file}, line {row}: {line[:60]!r} is not a class below {classes}, and '
@@ -125,6 +152,19 @@ def _read_boxes(
         width, height = image['width'], image['height']
         box = [(x - w / 2) * width, (y - h / 2) * height, w * width, h * height]
         annotations.append(
-            {'id': first + row, 'image_id': image['id'], 'category_id': int(label), 'bbox': box}
+            {'id': first + row, 'image_id': image['id'], 'category_id': label, 'bbox': box}
         )
     return annotations
+
+
+def _parse_line(line: str, classes: int) -> tuple[int, tuple[float, ...]]:
+    """Parse a class and its center, width and height; ValueError for other lines."""
+    label, *values = map(float, line.split())
+    if label not in range(classes) or not all(map(math.isfinite, values)):
+        raise ValueError
+    if len(values) >= 6 and len(values) % 2 == 0:  # a polygon
+        (x0, x1), (y0, y1) = ((min(side), max(side)) for side in (values[::2], values[1::2]))
+        values = [(x0 + x1) / 2, (y0 + y1) / 2, x1 - x0, y1 - y0]
+    if len(values) not in (4, 5):  # the fifth is a confidence
+        raise ValueError
+    return int(label), tuple(values[:4])
