@@ -55,7 +55,7 @@ def test_predict(run, photo, tmp_path, capsys):
     [
         ([], '2 layers x 2 heads, 8 x 8 patches'),
         (['--map', 'encoder', '--query', '2,3'], '1 layers x 2 heads, 8 x 8 patches'),
-        (['--query', '5', '--layer', '0'], '2 layers'),
+        pytest.param(['--query', '5', '--layer', '0'], '2 layers', marks=pytest.mark.long),
     ],
 )
 def test_attention(run, photo, tmp_path, capsys, flags, says):

@@ -51,7 +51,13 @@ def changed(path: pathlib.Path, **fields: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('form', released.FORMS)
+@pytest.mark.parametrize(
+    'form',
+    [  # a model of masks holds a detector
+        pytest.param(form, marks=[pytest.mark.long] * form.startswith('detr '))
+        for form in released.FORMS
+    ],
+)
 def test_mutants(form, tmp_path):
     place = released.write(form, tmp_path / 'made')
     weights = place if place.is_file() else place / 'model.safetensors'

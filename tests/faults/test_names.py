@@ -39,6 +39,8 @@ NAMES = [
     'é中',
     'x' * 200,
 ]
+# Of patterns, of what is escaped, of places elsewhere, and a long one.
+FEW = ('[!a]', '**', '{a,b}', 'a%20b', '~', 'a\nb', 's3:', '$HOME', 'x' * 200)
 LINEAR = 'tests/helpers/linear.py'
 ARRAYS = {'kernel': jnp.arange(6.0).reshape(2, 3), 'bias': jnp.ones(3, jnp.bfloat16)}
 
@@ -59,7 +61,9 @@ def restored(folder: pathlib.Path) -> dict:
 
 
 @pytest.mark.fault(62)
-@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize(
+    'name', [pytest.param(name, marks=[pytest.mark.long] * (name not in FEW)) for name in NAMES]
+)
 def test_what_is_saved_under_any_name_is_read(tmp_path, name):
     save(folder := tmp_path / name / 'checkpoints')
     found = [load_variables(folder)[1]['params'], restored(folder)['params']]

@@ -166,7 +166,14 @@ def test_a_run_from_before_some_fields_still_loads(smoke_run, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('pool', 'rows'), [('cls', 10), ('cls', 9), ('gap', 9), ('gap', 36)])
+@pytest.mark.parametrize(
+    ('pool', 'rows'),
+    [
+        ('cls', 10),
+        ('gap', 9),
+        *(pytest.param(*x, marks=pytest.mark.long) for x in (('cls', 9), ('gap', 36))),
+    ],
+)
 def test_the_size_that_is_given_decides_the_grid(pool, rows, tmp_path):
     """Positions of 2 x 5, 1 x 9 or 4 x 9 patches, which could also be those of a square."""
     size = {10: (8, 20), 9: (4, 36), 36: (16, 36)}[rows]

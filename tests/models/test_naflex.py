@@ -62,7 +62,9 @@ def test_parameters_are_those_of_a_vit_for_images_of_the_table(name):
     'fields',
     [
         {'pool': 'map'},
-        {'pool': 'gap', 'scan': True, 'residual_dtype': 'float32'},
+        pytest.param(
+            {'pool': 'gap', 'scan': True, 'residual_dtype': 'float32'}, marks=pytest.mark.long
+        ),
         pytest.param({'pool': 'cls', 'registers': 2}, marks=pytest.mark.long),
     ],
 )

@@ -69,7 +69,13 @@ def _forward(name, variables, source, target_in):
 
 
 @pytest.mark.slow
-@every_model
+@pytest.mark.parametrize(
+    'name',
+    [
+        'transformer',
+        *(pytest.param(x, marks=pytest.mark.long) for x in ('additive', 'dot_product')),
+    ],
+)
 def test_scores_of_beam_search_are_those_of_teacher_forcing(name):
     search = Search(beams=BEAMS, alpha=0.6, extra_len=EXTRA, stop='all')
     tokens, lengths, scores = map(np.asarray, decode(name, SOURCE, search))

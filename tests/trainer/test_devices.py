@@ -111,14 +111,14 @@ def training(name):
     return Training(**LAYOUTS[name])
 
 
-@pytest.mark.parametrize(
+# `all axes` has its parameters split, too, and `test_step_layouts` several slices.
+every_layout = pytest.mark.parametrize(
     'name',
-    [
-        # `all axes` has its parameters split, too, and `test_step_layouts` several slices.
-        pytest.param(name, marks=[pytest.mark.long] * (name in ('fsdp', 'slices')))
-        for name in EIGHT
-    ],
+    [pytest.param(x, marks=[pytest.mark.long] * (x in ('fsdp', 'slices'))) for x in EIGHT],
 )
+
+
+@every_layout
 def test_eight_devices_train_like_one(name):
     one, eight = training('one'), training(name)
     assert eight.layout.mesh.size == 8
@@ -130,7 +130,7 @@ def test_eight_devices_train_like_one(name):
         np.testing.assert_allclose(value, expected[path], rtol=0, atol=3e-6, err_msg=path)
 
 
-@pytest.mark.parametrize('name', EIGHT)
+@every_layout
 def test_the_first_state_is_the_same_to_the_bit(name):
     expected = param_paths(training('one').initial)
     for path, value in param_paths(training(name).initial).items():
