@@ -140,14 +140,14 @@ def test_a_run_of_another_task_is_refused(runs, monkeypatch, capsys, tmp_path, t
     flags = ['--samples', '2', '--out', str(tmp_path / 'colors'), str(tmp_path / 'a.png')]
     assert cli.main(['colorize', '--workdir', 'core', *flags]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert f"is a run of the task '{task}', not of 'coltran': use predict" in line
+    assert all(word in line for word in ("'core'", f"'{task}'", "'coltran'", 'predict'))
 
 
 def test_a_chain_must_fit_together(runs):
     check_chain(runs['core'], [runs['color'], runs['spatial']])
-    with pytest.raises(UserError, match=r"--workdir 'color' .* 'coltran_ups"):
+    with pytest.raises(UserError, match=r"--workdir 'color'.* 'coltran_ups"):
         check_chain(runs['color'], [])
-    with pytest.raises(UserError, match=r"--upsampler 'core' .* 'coltran'"):
+    with pytest.raises(UserError, match=r"--upsampler 'core'.* 'coltran'"):
         check_chain(runs['core'], [runs['core']])
     larger = dataclasses.replace(runs['core'], image_size=(8, 8))
     with pytest.raises(UserError, match='takes images of 4 x 4 pixels, but core makes 8'):

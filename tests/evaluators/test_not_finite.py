@@ -43,12 +43,13 @@ MEASURED = {
     'panoptic_quality': ('masks', 'scores'),
     'real': ('probs',),
     'retrieval': ('features', 'text'),
+    'several_labels': ('probs',),
     'zero_shot': ('features', '+text'),
 }
 BYTES = {'frechet', 'restoration'}  # measure bytes, and the `finite` of `generate`
 # A classifier that always says the same is right for 1 / 4; the background is a third of a scene.
 GUESSES = dict.fromkeys(('linear_probe', 'knn', 'fewshot'), 1 / CLASSES)
-GUESSES |= {'panoptic_quality': 0.35, 'mean_iou': 0.35}
+GUESSES |= {'panoptic_quality': 0.35, 'mean_iou': 0.35, 'several_labels': 0.4}
 SCENES = ('coco_ap', 'mask_ap', 'mean_iou', 'panoptic_quality')
 CHANGES = [(name, array, how) for name in MEASURED for array in MEASURED[name] for how in WORST]
 
@@ -80,7 +81,7 @@ def data_of(name):
     texts = [{'source': text, 'target': text} for text in TEXTS]
     return SimpleNamespace(
         source=Source(texts),
-        info=SourceInfo(CLASSES, tuple('abcd')),
+        info=SourceInfo(CLASSES, tuple('abcd'), multilabel=name == 'several_labels'),
         spec={'real_label': None},
         vocab=vocab() if name == 'bleu' else None,
         text=lambda index: texts[index],
@@ -142,7 +143,7 @@ def measured(name, changes=None):
     predictions = predictions_of(name) | (changes or {})
     batch = {
         'index': np.arange(SIZE),
-        'label': LABELS,
+        'label': np.eye(CLASSES, dtype=int)[LABELS] if name == 'several_labels' else LABELS,
         'caption': np.arange(SIZE)[:, None] % CLASSES,
         'image_id': LABELS,
         'real_label': np.eye(CLASSES, dtype=bool)[LABELS],

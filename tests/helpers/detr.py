@@ -227,7 +227,7 @@ def our_params(model: Any) -> dict[str, Any]:
             f'block_{j}': bottleneck(f'{resnet}.encoder.stages.{i}.layers.{j}')
             for j in range(depth)
         }
-        for i, depth in enumerate(MODEL.layers)
+        for i, depth in enumerate(MODEL.resnet.layers)
     }
     encoder, decoder = (
         {f'block_{i}': block(f'model.{part}.layers.{i}') for i in range(depth)}

@@ -76,5 +76,5 @@ def test_mistakes():
     with pytest.raises(UserError, match='the samples of the task coltran'):
         found.update({'image': IMAGES}, BATCH)
     found.open(types.SimpleNamespace(source=[{'image': IMAGES[0]}, {'image': IMAGES[1, :3]}]))
-    with pytest.raises(UserError, match='images of one size'):
+    with pytest.raises(UserError, match='size'):
         found.update({'samples': BLOCKS[:2, None]}, {'index': np.arange(2)})

@@ -96,7 +96,7 @@ def test_one_command_and_no_file_later(repo, place, tmp_path, capsys):
 @pytest.mark.parametrize(
     ('overrides', 'words'),
     [
-        (['data.source=', 'init.from='], "config: the key 'init.from' is missing"),
+        (['data.source=', 'init.from='], "'init.from'"),
         (['model.widht=16'], "config.model: unknown key 'widht'; did you mean 'width'"),
         (['model.width=wide'], "config.model.width='wide': expected int"),
         (['init.from=none.npz'], 'none.npz: there is no such file'),

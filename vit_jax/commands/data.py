@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from vit_jax.errors import UserError, one_line, positive_number
 if TYPE_CHECKING:
     from vit_jax.profiling.pipeline import Throughput
 
+_log = logging.getLogger(__name__)
 SHOWN = 32  # most examples in the picture
 LISTED = 20  # most classes, and broken files, in the text
 
@@ -90,10 +92,15 @@ def find_copies(run: Any, data: Any, layout: Any) -> dict[str, list[tuple[str, s
     from vit_jax.data.shared import shared_images
     from vit_jax.trainer.evaluations import open_data
 
-    return {
-        name: shared_images(data.source, open_data(entry, run.batch_size, layout, run.seed).source)
-        for name, entry in run.evals.items()
-    }
+    copies = {}
+    for name, entry in run.evals.items():
+        try:
+            held_out = open_data(entry, run.batch_size, layout, run.seed)
+        except UserError as error:
+            _log.warning('config.evals.%s is not compared: %s', name, error)
+            continue
+        copies[name] = shared_images(data.source, held_out.source)
+    return copies
 
 
 def time_stages(data: Any, layout: Any, args: argparse.Namespace) -> int:

@@ -10,8 +10,8 @@ from vit_jax.array_types import Bool, Float, Num
 
 
 def psnr(
-    images: Num[Any, '*B H W C'],
-    originals: Num[Any, '*B H W C'],
+    images: Num[Any, '*B H W #C'],
+    originals: Num[Any, '*#B H W #C'],
     peak: float = 1.0,
     floor: float = 1e-10,
     where: Bool[Any, '...'] | None = None,
