@@ -121,6 +121,10 @@ def build(config):
     if config.task.name == 'distill' and not config.task.get('teacher'):  # the user names one
         with config.task.unlocked():
             config.task.teacher = TEACHER
+    if config.task.name == 'agglomerate':  # likewise, and theirs are large
+        teachers = len(config.task.teachers)
+        config.task.update(teachers=(TEACHER,) * teachers, statistics=(), sizes=())
+        config.model.summary_widths = config.model.patch_widths = (8,) * teachers
     if config.task.get('gram') and not config.task.gram_teacher:
         config.task.gram = 0.0  # likewise
     parallel = config_lib.to_run(config).parallel

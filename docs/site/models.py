@@ -137,6 +137,7 @@ CHECKED = {
             'vision_transformer',
         ),
     ),
+    'vit_adaptors': Checked('PyTorch, NumPy', 'tests/tasks/test_agglomerate.py', '1e-6'),
     'vit_factorized': Checked(
         "timm's NaFlexViT", f'{TESTS}/test_timm_forms.py', '1e-5', ('timm_vit',)
     ),

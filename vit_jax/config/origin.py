@@ -54,6 +54,11 @@ def _names(config: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for path in (('task', 'teacher'), ('init', 'from')):  # of a family of the user's
         if reference := _text(config, *path):
             yield '.'.join(path), ModelRef.parse(reference).family
+    task = config.get('task')
+    teachers = task.get('teachers') if isinstance(task, dict) else ()
+    for i, reference in enumerate(teachers if isinstance(teachers, tuple) else ()):
+        if isinstance(reference, str) and reference:
+            yield f'task.teachers[{i}]', ModelRef.parse(reference).family
     writers, evals = config.get('writers'), config.get('evals')
     for writer in writers if isinstance(writers, tuple) else ():
         yield 'writers', writer if isinstance(writer, str) else ''

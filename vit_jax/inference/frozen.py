@@ -17,6 +17,7 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.inference.adapted import BASE, base_digest, overlay, require_same
+from vit_jax.interop import files
 from vit_jax.tasks.base import FrozenModel, Task
 from vit_jax.tree_paths import weights_digest
 
@@ -99,6 +100,10 @@ def attach(task: Task, allowed: Sequence[str] = ()) -> Frozen:
         if not path:
             raise UserError(f'config.task.{name}: name a checkpoint, as --config.task.{name}=RUN')
         try:
+            if (make_model := task.frozen_files.get(name)) is not None:
+                arrays, _ = files.read_arrays(path)
+                models[name], variables[name] = make_model(arrays), {'params': arrays}
+                continue
             stored = load.backbone(load.read(path, allowed=allowed))
             size_of_task = task.frozen_sizes.get(name)
             trained = load.adapt_model(stored, size_of_task)

@@ -86,6 +86,12 @@ class Views(base.Task):
         """Scale or normalize bytes for the model."""
         return sequences.to_range(images, self.value_range, self.normalization)
 
+    def unscale(self, images: Array) -> Float[Array, '*B C']:
+        """Convert bytes or scaled images to [0, 1]."""
+        low, high = self.value_range
+        mean, std = self.normalization or ((-low / (high - low),), (1 / (high - low),))
+        return self.scale(images) * jnp.asarray(std) + jnp.asarray(mean)
+
 
 def fold(x: Array) -> Array:
     """Merge views into rows, [B V ...] -> [B V, ...], keeping views of an example adjacent."""

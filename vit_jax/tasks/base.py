@@ -143,6 +143,13 @@ class Task(abc.ABC):
         return {}
 
     @property
+    def frozen_files(self) -> Mapping[str, Callable[[Mapping[str, np.ndarray]], FrozenModel]]:
+        """Files of `frozen` that hold other arrays than a checkpoint's, by task field: functions
+        that make the model whose parameters these are.
+        """
+        return {}
+
+    @property
     def frozen_models(self) -> Mapping[str, FrozenModel]:
         """Models of `frozen`, if they were loaded."""
         return getattr(self, '_frozen_models', {})

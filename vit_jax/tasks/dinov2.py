@@ -212,7 +212,7 @@ class Task(_views.Views):
             raise UserError(
                 f'config.data.transforms: {LARGE} and image need the same number of views'
             )
-        view = model.view(self._unscale(crops))
+        view = model.view(self.unscale(crops))
         teacher_outputs, stride = apply.frozen[GRAM](view), model.module.stride
         if 'tokens' not in teacher_outputs or not stride:
             raise UserError(
@@ -223,12 +223,6 @@ class Task(_views.Views):
         tokens = teacher_outputs['tokens'][:, -math.prod(grid) :]
         tokens = resize_features(tokens, grid, (size[0] // side, size[1] // side))
         return self_distillation.gram(patches, tokens, self.gram_negatives)
-
-    def _unscale(self, images: Array) -> Float[Array, '*B C']:
-        """Convert bytes or scaled images to [0, 1]."""
-        low, high = self.value_range
-        mean, std = self.normalization or ((-low / (high - low),), (1 / (high - low),))
-        return self.scale(images) * jnp.asarray(std) + jnp.asarray(mean)
 
     def _check_crops(self, crops: int) -> None:
         if crops < 2:

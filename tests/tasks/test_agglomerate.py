@@ -1,0 +1,203 @@
+"""Several teachers at once: PHI-S, the losses, and a run that resumes and loads as a plain ViT."""
+
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from helpers.experiments import ROOT
+from helpers.pictures import count, images_like, shapes
+
+import vit_jax
+from vit_jax.__main__ import main
+from vit_jax.checkpoints import checkpointer
+from vit_jax.config import load, origin
+from vit_jax.errors import UserError
+from vit_jax.models import vit, vit_adaptors
+from vit_jax.nn.standardize import Standardize
+from vit_jax.ops import phi_s
+from vit_jax.profiling import task_flops
+from vit_jax.tasks import agglomerate
+from vit_jax.tasks.base import check_rows_are_separable
+from vit_jax.trainer import build, train
+from vit_jax.tree_paths import param_paths
+
+RECIPE = f'{ROOT}/experiments/agglomerate/cifar10.py:smoke'
+STATISTICS = f'{ROOT}/experiments/agglomerate/smoke_statistics.npz'
+TEACHER = f'{ROOT}/experiments/distill/smoke_teacher.npz'
+SMALL = ('model.width=8', 'model.mlp_dim=8', 'model.hidden=8')
+
+
+def drawn(seed, *shape):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+@pytest.mark.parametrize('size', [1, 2, 4, 12, 20, 28, 36, 72, 104, 192])
+def test_hadamard_matrices(size):
+    matrix = phi_s.hadamard(size)
+    assert set(np.unique(matrix)) <= {-1, 1}
+    np.testing.assert_array_equal(matrix @ matrix.T, size * np.eye(size))
+
+
+@pytest.mark.parametrize(('width', 'rank'), [(8, 8), (12, 3), (10, 10), (10, 4)])
+def test_phi_s_gives_equal_variances_and_inverts(width, rank):
+    features = 3 * drawn(0, 500, rank) @ drawn(1, rank, width) + 5
+    moments = phi_s.Moments()
+    moments.add(features[:100].reshape(20, 5, width))
+    moments.add(features[100:])
+    found = phi_s.standardization(moments)
+    layer = Standardize(width)
+    standardized = layer.apply({'params': found}, jnp.asarray(features))
+    np.testing.assert_allclose(standardized.mean(0), 0, atol=1e-4)
+    np.testing.assert_allclose(standardized.var(0, ddof=1), 1, rtol=1e-4)
+    restored = layer.apply({'params': found}, standardized, method='invert')
+    np.testing.assert_allclose(restored, features, atol=1e-4)
+    if (signs := phi_s.hadamard(width)) is None:
+        return
+    covariance, normalized = np.cov(features.astype(np.float64).T), signs / np.sqrt(width)
+    values = np.linalg.eigvalsh(covariance)
+    expected = normalized @ np.diag(values / values.mean()) @ normalized.T
+    matrix = found['matrix'].astype(np.float64)
+    np.testing.assert_allclose(matrix @ covariance @ matrix.T, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ('rows', 'word'),
+    [(np.ones((1, 4)), 'two'), (np.ones((3, 4)), 'vary'), (np.full((3, 4), np.nan), 'finite')],
+)
+def test_features_without_statistics_are_refused(rows, word):
+    moments = phi_s.Moments()
+    moments.add(rows)
+    with pytest.raises(UserError, match=word):
+        phi_s.standardization(moments)
+
+
+def test_losses_are_those_of_torch():
+    x, y = drawn(0, 2, 6, 5), 3 * drawn(1, 2, 6, 5)
+    ours, theirs = (jnp.asarray(x), jnp.asarray(y)), (torch.tensor(x), torch.tensor(y))
+    cosines = torch.nn.functional.cosine_similarity(*theirs, dim=-1)
+    np.testing.assert_allclose(agglomerate.distances(*ours), 1 - cosines, atol=1e-6)
+    smooth = torch.nn.functional.smooth_l1_loss(*theirs, reduction='none').mean(-1)
+    np.testing.assert_allclose(agglomerate.smooth_l1(*ours), smooth, atol=1e-6)
+    maps = theirs[0].reshape(2, 2, 3, 5).permute(0, 3, 1, 2)
+    larger = torch.nn.functional.interpolate(maps, (5, 6), mode='bilinear')
+    found = agglomerate.interpolate(ours[0], (2, 3), (5, 6))
+    np.testing.assert_allclose(found, larger.permute(0, 2, 3, 1).reshape(2, 30, 5), atol=1e-5)
+
+
+def test_terms_are_sums_with_weights_over_real_rows():
+    task = agglomerate.Task(teachers=('a', 'b'), weights=(2.0, 1.0), cosine_weight=0.5)
+    outputs = {f'summary_{i}': drawn(i, 4, 3) for i in range(2)}
+    outputs |= {f'target_summary_{i}': drawn(5 + i, 4, 3) for i in range(2)}
+    outputs |= {'patches_0': drawn(8, 4, 6, 5), 'target_patches_0': drawn(9, 4, 6, 5)}
+    outputs = jax.tree.map(jnp.asarray, outputs)
+    mask = jnp.asarray([1.0, 1, 0, 1])
+    batch = {'image': np.zeros((4, 2, 2, 3), np.uint8), 'mask': mask}
+    terms = task.loss(outputs, batch)
+    weights = {name: term.weight for name, term in terms.items()}
+    assert weights == pytest.approx(
+        {'summary_0': 2, 'cosine_0': 1, 'smooth_l1_0': 0.2, 'summary_1': 1}
+    )
+    real = mask > 0
+    expected = agglomerate.distances(outputs['patches_0'][real], outputs['target_patches_0'][real])
+    assert float(terms['cosine_0'].sum) == pytest.approx(float(expected.mean(1).sum()), rel=1e-5)
+    assert float(terms['cosine_0'].count) == 3
+    check_rows_are_separable(task, outputs, batch)
+
+
+def test_a_vit_with_adaptors():
+    fields = {'patch_size': 4, 'width': 8, 'depth': 1, 'mlp_dim': 16, 'num_heads': 2}
+    model = vit_adaptors.Model(
+        **fields, registers=2, summary_widths=(3, 5), patch_widths=(0, 6), hidden=7
+    )
+    params, plain = shapes(model, (8, 8)), vit.Model(**fields, registers=2)
+    sizes = [(8 + 1) * 7 + 2 * 7 + (7 + 1) * width for width in (3, 5, 6)]
+    assert count(params) == count(shapes(plain, (8, 8))) + sum(sizes)
+    image = images_like(2, 8, 8, 3)
+    outputs, _ = model.init_with_output(jax.random.key(0), image)
+    found = {k: x.shape for k, x in outputs.items() if k.startswith(('summary', 'patches'))}
+    assert found == {
+        'patches': (2, 4, 8),
+        'patches_1': (2, 4, 6),
+        'summary_0': (2, 3),
+        'summary_1': (2, 5),
+    }
+    for wrong in ({'patch_widths': (1,)}, {'hidden': 0}, {'summary_widths': (-1, 2)}):
+        with pytest.raises(UserError):
+            vit_adaptors.Model(**{'summary_widths': (3, 5), 'patch_widths': (0, 6), **wrong})
+
+
+def test_statistics_of_the_command_standardize_its_teacher(tmp_path, capsys):
+    words = ['standardize', TEACHER, 'digits', '--split', 'train[:20]', '--image-size', '8']
+    assert main([*words, '--out', str(tmp_path / 'a.npz')]) == 0
+    found = dict(np.load(tmp_path / 'a.npz'))
+    assert main(['embed', *words[1:], '--features', 'patches', '--out', f'{tmp_path}/b.npz']) == 0
+    patches = np.load(tmp_path / 'b.npz')['patches'].reshape(-1, 8)
+    standardized = (patches - found['mean']) @ found['matrix'].T
+    np.testing.assert_allclose(standardized.var(0, ddof=1), 1, rtol=1e-3)
+    capsys.readouterr()
+    assert main([*words, '--out', str(tmp_path / 'a.txt')]) == 2
+    assert '--out' in (said := capsys.readouterr().err) and said.count('\n') == 1
+
+
+@pytest.mark.parametrize(
+    ('given', 'message'),
+    [
+        (["task.teachers=('',)", 'task.sizes=()', 'task.statistics=()'], r'task\.teachers\[0\]'),
+        ([f"task.statistics=('{TEACHER}','')"], r'task\.statistics\[0\].*standardize'),
+        (['task.weights=(1.0,)'], r'task\.weights'),
+        (['model.summary_widths=(8,9)'], r'task\.teachers\[1\].*summary_widths\[1\]'),
+        (['model.patch_widths=(0,8)'], r'task\.teachers\[0\].*patch_widths\[0\]'),
+    ],
+)
+def test_mistakes(given, message):
+    with pytest.raises(UserError, match=message):
+        flops_of(build.build(load.load(RECIPE, [*SMALL, *given]), jax.devices()[:1]))
+
+
+def flops_of(training):
+    program = training.program
+    return task_flops.training_flops(program.model, program.task, training.data.spec)
+
+
+def test_code_of_teachers_needs_permission():
+    config = {'task': {'name': 'agglomerate', 'teachers': ('my_lab.swin:a.npz', 'b.npz')}}
+    assert ('task.teachers[0]', 'my_lab.swin') in tuple(origin.dotted_names(config))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures('compiled_once')
+def test_a_run_of_two_teachers_resumes_bit_for_bit_and_loads_as_a_vit(tmp_path):
+    for name in ('whole', 'parts'):
+        shutil.copy(STATISTICS, tmp_path / 'statistics.npz')
+        given = [*SMALL, 'total=4 steps', 'every.checkpoint=2', 'every.log=1', 'every.eval=4']
+        config = load.load(RECIPE, [*given, f"task.statistics=('{tmp_path}/statistics.npz','')"])
+        with config.unlocked():
+            config.evals = {}
+        stops = (2, None) if name == 'parts' else (None,)
+        for stop_at in stops:
+            try:
+                train.train(config, tmp_path / name, stop_at=stop_at, devices=jax.devices()[:1])
+            except train.Preempted:
+                assert stop_at == 2
+    whole, parts = (
+        checkpointer.load_variables(tmp_path / name / 'checkpoints') for name in ('whole', 'parts')
+    )
+    assert parts[2]['frozen'].keys() == {'teachers[0]', 'teachers[1]', 'statistics[0]'}
+    for path, value in param_paths(whole[1]['params']).items():
+        np.testing.assert_array_equal(value, param_paths(parts[1]['params'])[path])
+    model, variables = vit_jax.load(tmp_path / 'parts')
+    assert isinstance(model, vit.Model) and not isinstance(model, vit_adaptors.Model)
+    assert not [path for path in variables['params'] if path.startswith('adaptor')]
+    outputs = jax.jit(model.apply)(variables, images_like(1, 8, 8, 1))
+    assert outputs['pre_logits'].shape == (1, 8)
+
+    arrays = dict(np.load(STATISTICS))
+    np.savez(tmp_path / 'other.npz', **arrays | {'mean': arrays['mean'] + 1})
+    (tmp_path / 'parts' / 'result.json').unlink()
+    config.task.statistics = (f'{tmp_path}/other.npz', '')
+    (tmp_path / 'parts' / 'config.json').write_text(load.to_json(config))
+    with pytest.raises(UserError, match=r'task\.statistics\[0\]'):
+        train.train(config, tmp_path / 'parts', devices=jax.devices()[:1])
