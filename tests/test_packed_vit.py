@@ -120,7 +120,8 @@ def test_evaluators_and_metrics_get_images(config):
     training = build.build(load.load(config), jax.devices()[:1])
     program, data = training.program, training.evaluations['test'].data
     state = program.layout.create(program.init)
-    batches = evaluate.predict(program.eval_steps, state.variables, data.eval_batches())
+    steps = program.eval_steps
+    batches = evaluate.predict(steps.predict, steps.layout, state.variables, data.eval_batches())
     evaluator, seen = confusion.Evaluator(), []
     evaluator.open(data)
     for predictions, batch in batches:

@@ -47,6 +47,7 @@ MEASURED = {
     'zero_shot': ('features', '+text'),
 }
 BYTES = {'frechet', 'restoration'}  # measure bytes, and the `finite` of `generate`
+CASES = {'patch_knn', 'patch_probe'}  # of patches, in test_patch_probe.py
 # A classifier that always says the same is right for 1 / 4; the background is a third of a scene.
 GUESSES = dict.fromkeys(('linear_probe', 'knn', 'fewshot'), 1 / CLASSES)
 GUESSES |= {'panoptic_quality': 0.35, 'mean_iou': 0.35, 'several_labels': 0.4}
@@ -160,7 +161,9 @@ def measured(name, changes=None):
 
 def test_every_evaluator_has_a_case():
     names = {module.name for module in pkgutil.iter_modules(evaluators.__path__)}
-    assert {name for name in names if not name.startswith('_')} - {'base'} == BYTES | set(MEASURED)
+    assert {name for name in names if not name.startswith('_')} - {'base'} == CASES | BYTES | set(
+        MEASURED
+    )
 
 
 @pytest.mark.parametrize('name', MEASURED)

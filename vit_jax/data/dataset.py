@@ -21,6 +21,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
+from vit_jax.array_types import Float
 from vit_jax.config.run import Data
 from vit_jax.data import plans, sources, vocabulary
 from vit_jax.data.batches import (
@@ -41,10 +42,11 @@ from vit_jax.data.records import (
     Record,
     SourceInfo,
     check_ids,
+    example_rng,
     first_readable,
 )
 from vit_jax.data.splits import Subset
-from vit_jax.data.transforms import parse_transforms
+from vit_jax.data.transforms import Transforms, parse_transforms, without_annotations
 from vit_jax.errors import UserError
 from vit_jax.runtime.watchdog import Stopping, no_stop
 from vit_jax.storage import paths, run_folder
@@ -252,6 +254,40 @@ class Dataset:
         has neither.
         """
         return self.plan.examples.text(index)
+
+    def corners(
+        self, index: int, size: tuple[int, int], frame: tuple[int, int]
+    ) -> Float[np.ndarray, '2 2']:
+        """Locate the source's image of height and width `size` in the model's image, `frame`.
+
+        Returns:
+          (x, y) in pixels of the model's image of the upper left and the lower right corner; both
+          may be outside.
+
+        Raises:
+          UserError: if the transforms do not move points with the image.
+        """
+        from vit_jax.data.transforms import geometry  # here, as few evaluators ask
+
+        key = (index if self._movement.random else 0, size, frame)
+        if key not in self._corners:
+            record: Record = {
+                'image': np.zeros((*size, self.spec['image'].shape[-1]), np.uint8),
+                'points': np.array([[0, 0], size[::-1]], np.float32),
+            }
+            record = self._movement(record, example_rng(0, index))
+            if geometry.image_size(record) != frame:
+                record = geometry.shrink_and_pad(record, frame)
+            self._corners[key] = record['points']
+        return self._corners[key]
+
+    @functools.cached_property
+    def _movement(self) -> Transforms:
+        return parse_transforms(without_annotations(self.plan.examples.transforms.spec))
+
+    @functools.cached_property
+    def _corners(self) -> dict[tuple[Any, ...], np.ndarray]:
+        return {}
 
     def check(self, folder: pathlib.Path) -> None:
         """Raise UserError if the run in `folder` was made with different data files."""

@@ -15,6 +15,19 @@ from vit_jax.errors import UserError
 Arrays = dict[str, np.ndarray]
 
 
+class Patches(NamedTuple):
+    """Features of patches that an evaluator measures instead of predictions.
+
+    Attributes:
+      layers: Layers whose features are concatenated: 1 for the first block's output, -1 for the
+        last one's; all go through the model's final norm where it has their width.
+      class_token: Whether the class token is appended to every patch.
+    """
+
+    layers: tuple[int, ...] = (-1,)
+    class_token: bool = False
+
+
 class Dataset(Protocol):
     """Part of a dataset that evaluators use.
 
@@ -40,6 +53,17 @@ class Dataset(Protocol):
     def text(self, index: int, /) -> dict[str, str]:
         """Return the strings of an example before tokenization, and its `image_id` as a string if
         it has one; empty if there are none.
+        """
+        ...
+
+    def corners(
+        self, index: int, size: tuple[int, int], frame: tuple[int, int], /
+    ) -> Float[np.ndarray, '2 2']:
+        """Locate the source's image of height and width `size` in the model's image, `frame`.
+
+        Returns:
+          (x, y) in pixels of the model's image of the upper left and the lower right corner; both
+          may be outside.
         """
         ...
 
@@ -79,12 +103,16 @@ class Evaluator(abc.ABC):
       signature: Signature of the protocol; only numbers with the same signature are comparable.
       headline: Metrics of `result` shown in one line of text; empty for all.
       predictions: Arrays of the task's `predict` that `update` needs; checked before training.
+      patches: Features of patches that `fit` and `update` get instead of predictions: `patches`
+        [B n D] row by row, and int32 [B 2] `grid`, rows and columns of patches, and `frame`, height
+        and width of the model's image in pixels.
     """
 
     learns: bool = False
     signature: str = ''
     headline: tuple[str, ...] = ()
     predictions: tuple[str, ...] = ()
+    patches: Patches | None = None
 
     def read_models(self, read: Callable[[str], OtherModel]) -> None:  # noqa: B027, a default
         """Read models that the metrics need besides the evaluated one.

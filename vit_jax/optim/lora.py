@@ -286,8 +286,11 @@ class Adapted:
 
     def apply(self, variables: Mapping[str, PyTree], *inputs: Any, **options: Any) -> Any:
         """Call `model.apply` with merged kernels."""
-        merged = {**variables, 'params': merge_adapters(variables['params'], self.scale)}
-        return self.model.apply(merged, *inputs, **options)
+        return self.model.apply(self.merged(variables), *inputs, **options)
+
+    def merged(self, variables: Mapping[str, PyTree]) -> dict[str, PyTree]:
+        """Return the variables of `model`, with merged kernels."""
+        return {**variables, 'params': merge_adapters(variables['params'], self.scale)}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)

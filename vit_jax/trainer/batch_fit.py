@@ -76,7 +76,8 @@ def _programs(measurement: Measurement) -> Iterator[tuple[Any, Shape, int]]:
     """Yield the step, the largest rows and the number of examples of every evaluated data set."""
     for evaluation in measurement.evaluations.values():
         steps = measurement.steps
-        step = steps.predict if evaluation.evaluator else steps.evaluate
+        evaluator = evaluation.evaluator
+        step = steps.predicting(evaluator) if evaluator else steps.evaluate
         for data in (evaluation.data, evaluation.fit):
             if data is None:
                 continue

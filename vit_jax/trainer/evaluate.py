@@ -40,11 +40,14 @@ def evaluate(
 
 
 def predict(
-    steps: EvalSteps, variables: PyTree, batches: Iterable[Batch], stopping: Stopping = no_stop
+    step: Callable,
+    layout: sharding.Layout,
+    variables: PyTree,
+    batches: Iterable[Batch],
+    stopping: Stopping = no_stop,
 ) -> Iterator[tuple[Batch, Batch]]:
     """Yield predictions and small arrays of each batch, with the real rows of all processes."""
-    assert steps.predict is not None
-    for rows in _results(steps.predict, steps.layout, variables, batches, stopping):
+    for rows in _results(step, layout, variables, batches, stopping):
         yield jax.tree.map(partial(_select_real, rows[1]['mask'] > 0), rows)
 
 
@@ -99,12 +102,14 @@ def run(
     """
     fits, updates = [], []
     for evaluation in evaluations.values():
-        if evaluation.evaluator:
-            evaluation.evaluator.start()
-            fits += [(evaluation.fit, evaluation.evaluator.fit)] if evaluation.fit else []
-            updates.append((evaluation.data, evaluation.evaluator.update))
-    for data, takes in [*_shared(fits), *_shared(updates)]:
-        for predictions, batch in predict(steps, variables, data.eval_batches(stopping), stopping):
+        if evaluator := evaluation.evaluator:
+            evaluator.start()
+            step = steps.predicting(evaluator)
+            fits += [(evaluation.fit, step, evaluator.fit)] if evaluation.fit else []
+            updates.append((evaluation.data, step, evaluator.update))
+    for data, step, takes in [*_shared(fits), *_shared(updates)]:
+        batches = data.eval_batches(stopping)
+        for predictions, batch in predict(step, steps.layout, variables, batches, stopping):
             for take in takes:
                 take(predictions, batch)
     results: dict[str, float] = {}
@@ -139,7 +144,7 @@ def num_examples(opened: Iterable[Evaluation]) -> int:
     opened = list(opened)
     passes = [evaluation.data for evaluation in opened if evaluation.evaluator is None]
     shared = {
-        id(data): data
+        (id(data), evaluation.evaluator.patches): data
         for evaluation in opened
         if evaluation.evaluator
         for data in (evaluation.data, evaluation.fit)
@@ -147,9 +152,11 @@ def num_examples(opened: Iterable[Evaluation]) -> int:
     return sum(len(data.source) for data in (*passes, *shared.values()) if data)
 
 
-def _shared(readers: Iterable[tuple[Dataset, Take]]) -> Iterator[tuple[Dataset, list[Take]]]:
-    """Yield every data set once, with all of its readers."""
-    takes: dict[int, tuple[Dataset, list[Take]]] = {}
-    for data, take in readers:
-        takes.setdefault(id(data), (data, []))[1].append(take)
+def _shared(
+    readers: Iterable[tuple[Dataset, Callable, Take]],
+) -> Iterator[tuple[Dataset, Callable, list[Take]]]:
+    """Yield every data set once for each step that it goes through, with all of its readers."""
+    takes: dict[tuple[int, int], tuple[Dataset, Callable, list[Take]]] = {}
+    for data, step, take in readers:
+        takes.setdefault((id(data), id(step)), (data, step, []))[2].append(take)
     yield from takes.values()

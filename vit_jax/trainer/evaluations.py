@@ -14,7 +14,7 @@ from vit_jax.data import vocabulary
 from vit_jax.data.batches import Process, Shape
 from vit_jax.data.dataset import Dataset, open_dataset
 from vit_jax.data.records import SourceInfo
-from vit_jax.data.transforms import only_text_transforms
+from vit_jax.data.transforms import only_text_transforms, without_annotations
 from vit_jax.errors import UserError
 from vit_jax.evaluators.base import Evaluator, OtherModel
 from vit_jax.interop.trained import TrainedModel
@@ -114,6 +114,8 @@ def _open_eval(
 ) -> Evaluation:
     entry, where = run.evals[name], f'config.evals.{name}'
     evaluator = objects.make_evaluator(entry, where)
+    if evaluator is not None and evaluator.patches:
+        entry = dataclasses.replace(entry, transforms=only_images(entry.transforms))
     has_own_classes = evaluator is not None and evaluator.learns
     by_model = trained and run.model.options.get('num_classes') and not has_own_classes
     data = open_once(entry, trained.classes if trained and by_model else None)
@@ -131,7 +133,7 @@ def _open_eval(
         vocabulary.require_ids(data.vocab, trained.model, f'{where}: {data.source.title}')
     if evaluator is None:
         return Evaluation(data, headline=headline)
-    if steps.predict is None:
+    if steps.predict is None and not evaluator.patches:
         raise UserError(f'{where}: task {run.task.name!r} has no predictions to evaluate')
     fit = open_once(dataclasses.replace(entry, split=entry.fit)) if evaluator.learns else None
     try:
@@ -146,6 +148,11 @@ def _open_eval(
     return Evaluation(data, evaluator, fit, headline)
 
 
+def only_images(transforms: str) -> str:
+    """Return transforms of nothing but the images of records."""
+    return '|'.join(filter(None, ["keep('image')", without_annotations(transforms)]))
+
+
 def check_predictions(
     steps: EvalSteps, evaluations: Mapping[str, Evaluation], variables: PyTree
 ) -> None:
@@ -157,7 +164,8 @@ def check_predictions(
       variables: Variables of the model, or their shapes.
     """
     for name, evaluation in evaluations.items():
-        if evaluation.evaluator is None or not evaluation.evaluator.predictions:
+        evaluator = evaluation.evaluator
+        if evaluator is None or not (evaluator.predictions or evaluator.patches):
             continue
         plan = evaluation.data.plan
         # An evaluation pads its last batch, which may be the only one.
@@ -166,8 +174,14 @@ def check_predictions(
             key: jax.ShapeDtypeStruct((shape.rows, *s.shape), s.dtype)
             for key, s in shape.arrays.items()
         }
+        if evaluator.patches:
+            try:
+                steps.patches(evaluator.patches)[1](variables, batch)
+            except UserError as e:
+                raise UserError(f'config.evals.{name}: {e}') from e
+            continue
         predicted = steps.shapes(variables, batch)[0]
-        if missing := [key for key in evaluation.evaluator.predictions if key not in predicted]:
+        if missing := [key for key in evaluator.predictions if key not in predicted]:
             raise UserError(
                 f'config.evals.{name}: its evaluator measures {missing[0]!r}, which the task does '
                 f'not predict, only {", ".join(sorted(predicted))}'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from vit_jax.config import objects
 from vit_jax.config.run import STANDARD, Durations, Optim, Run
 from vit_jax.data.batches import Batch, Shape, Spec
 from vit_jax.errors import UserError
+from vit_jax.evaluators.base import Evaluator, Patches
 from vit_jax.interop.trained import fields
 from vit_jax.nn.maps import AttentionMap
 from vit_jax.optim import make as optim
@@ -117,6 +119,7 @@ class EvalSteps:
       layout: Layout that the steps are compiled for.
       evaluate, predict: Compiled steps; `predict` is None for a task without one.
       shapes: (variables, batch), or their shapes -> the shapes of the results of `predict`.
+      patches: Features of patches -> their step and shapes, as `predict` and `shapes`.
       attention_step: (variables, batch that every device has whole) -> (the model's outputs, its
         attention maps); None for a model without them.
       derive: {metric: mean} of a whole pass -> further metrics computed from them.
@@ -127,7 +130,15 @@ class EvalSteps:
     predict: Callable | None
     shapes: Callable
     derive: Callable[[dict[str, float]], dict[str, float]]
+    patches: Callable[[Patches], tuple[Callable, Callable]]
     attention_step: Callable | None = None
+
+    def predicting(self, evaluator: Evaluator) -> Callable:
+        """Return the compiled step of an evaluator's predictions, or of its features of patches."""
+        if evaluator.patches:
+            return self.patches(evaluator.patches)[0]
+        assert self.predict is not None
+        return self.predict
 
 
 def compile_steps(model: Any, task: Task, layout: sharding.Layout, seed: int = 0) -> EvalSteps:
@@ -144,12 +155,22 @@ def compile_steps(model: Any, task: Task, layout: sharding.Layout, seed: int = 0
     predict = layout.compile_eval(predict_step) if task.predicts else None
     # One of jit is traced once, here or for the first batch.
     alone: Any = make_predict_step(model, task, seed=seed) if layout.axis_name else predict
+
+    @functools.cache
+    def patches(wanted: Patches) -> tuple[Callable, Callable]:
+        from vit_jax.trainer.patches import make_step  # here, as few evaluations need it
+
+        step = layout.compile_eval(make_step(model, task, wanted, **options))
+        single = make_step(model, task, wanted, seed=seed) if layout.axis_name else step
+        return step, partial(jax.eval_shape, single)
+
     return EvalSteps(
         layout=layout,
         evaluate=layout.compile_eval(eval_step),
         predict=predict,
         shapes=partial(jax.eval_shape, alone),
         derive=task.derive,
+        patches=patches,
         attention_step=_attention_step(model, task, layout, seed) if model.attends else None,
     )
 
