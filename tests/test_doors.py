@@ -42,7 +42,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('one_device')]
 ROWS = {row.name: row for row in doors.rows()}
 WITHOUT_IMAGES = 'run_(reverse|rnn|seq2seq)|.*text_encoder.*'
 TOWERS = '.*(clip|siglip).*'
-HEADLESS = '(authors|transformers)_dinov3.*|authors_dinov2|sam.*|transformers_(vision_tower|yolos)'
+HEADLESS = (
+    '(authors|transformers)_dinov3.*|authors_dinov2|sam.*|transformers_(vision_tower|yolos|radio)'
+)
 PIXELS = 'run_(colorize|coltran.*|jit|pmf)'  # from images to images
 OTHER_VITS = '.*dinov3.*|transformers_(beit|dinov2|yolos)'
 # By door, patterns of rows and what the one line says.
@@ -74,7 +76,8 @@ REFUSED: dict[str, dict[str, str]] = {
     'convert timm_vit timm': {OTHER_VITS: 'timm has no ViT with'},
     'convert transformers_vit transformers': {'run_(vit|mup|lora)': 'has no such model'},
     'convert vision_transformer npz': {
-        OTHER_VITS: 'vision_transformer files (do not support|have no name)'
+        'transformers_radio': 'final_norm',
+        OTHER_VITS: 'vision_transformer files (do not support|have no name)',
     },
     'convert mixer timm': {'run_mixer|mixer mixer npz': 'timm has no Mixer'},
     'convert open_clip authors': {'run_clip': 'texts end with the largest id'},

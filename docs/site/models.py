@@ -131,6 +131,7 @@ CHECKED = {
             'transformers_beit',
             'transformers_dinov2',
             'transformers_dinov3',
+            'transformers_radio',
             'transformers_vision_tower',
             'transformers_vit',
             'transformers_yolos',

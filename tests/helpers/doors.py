@@ -98,7 +98,7 @@ OTHERS = {
 }
 # Models of families that write none, whose files are made of arrays by their names.
 READ = {'authors_dinov2': 'vit', 'inception': 'inception'}
-READ |= {'timm_swin': 'swin', 'timm_swin_cr': 'swin_v2_cr'}
+READ |= {'transformers_radio': 'vit', 'timm_swin': 'swin', 'timm_swin_cr': 'swin_v2_cr'}
 # Runs that `run_vit` trained for one step would be with these groups in its config.
 ADAM = {'name': 'adamw', 'lr': 1e-3}
 MUP = 'mup(mlp_dim=4)'
@@ -184,6 +184,21 @@ def rows() -> tuple[Row, ...]:
     return (*found, *(Row(family, family, model) for family, model in READ.items()))
 
 
+RADIO = {'num_attention_heads': 2, 'patch_size': 4}
+
+
+def radio_parameters() -> dict[str, np.ndarray]:
+    """Random arrays of a RadioModel by the names in its files."""
+    patches, block = 'radio_model.model.patch_generator', 'radio_model.model.blocks.0'
+    layers = {'attn.qkv': (96, 32), 'attn.proj': (32, 32), 'mlp.fc1': (24, 32), 'mlp.fc2': (32, 24)}
+    shapes: dict[str, tuple[int, ...]] = {f'{patches}.cls_token.token': (5, 32)}
+    shapes |= {f'{patches}.embedder.weight': (32, 48), f'{patches}.pos_embed': (1, 64, 32)}
+    for name, shape in {**layers, 'norm1': (32,), 'norm2': (32,)}.items():
+        shapes |= {f'{block}.{name}.weight': shape, f'{block}.{name}.bias': shape[:1]}
+    rng = np.random.default_rng(0)
+    return {n: np.asarray(0.2 * rng.normal(size=s), np.float32) for n, s in shapes.items()}
+
+
 def write(row: Row, folder: pathlib.Path) -> pathlib.Path:
     """Write a row's files to a new folder, and return the path to read; a run has its own."""
     if row.name in TRAINED:
@@ -199,6 +214,9 @@ def write(row: Row, folder: pathlib.Path) -> pathlib.Path:
     if row.name == 'authors_dinov2':
         model = vit.Model(**BARE | {'num_heads': 1}, layer_scale=0.1)
         return released.write_dinov2(drawn(model), path)
+    if row.name == 'transformers_radio':
+        files.write_safetensors(path, radio_parameters(), {'model_type': 'radio', **RADIO})
+        return path
     if row.name == 'timm_swin':
         return released.write('swin timm', path)
     if row.name == 'timm_swin_cr':

@@ -47,7 +47,7 @@ _MAX_JSON = 16 * 2**20
 _MAX_NAME = 200  # characters
 _FLOATS = ('float16', 'bfloat16', 'float32', 'float64')
 # Integer tables and counters next to weights, which families ignore.
-_BUFFER = re.compile(r'(ids|index|mask|tracked|step)$')
+_BUFFER = re.compile(r'(ids|idxs|index|mask|tracked|step)$')
 # Keys of transformers configs that describe quantization.
 _QUANTIZED = ('quantization_config', 'compression_config')
 EXPLICIT = 'transformers_weights'  # key of config.json that names the file of the weights

@@ -39,6 +39,7 @@ BY_TYPE = {
     **dict.fromkeys(('detr', 'table-transformer'), 'detr'),
     **dict.fromkeys(('eomt', 'eomt_dinov3'), 'transformers_eomt'),
     **{'dinov3_vit': 'transformers_dinov3', 'yolos': 'transformers_yolos', 'bit': 'bit'},
+    'radio': 'transformers_radio',
 }
 _READER = {'matches', 'read'}
 FORMS = {
