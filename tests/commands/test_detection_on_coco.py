@@ -224,6 +224,37 @@ def test_results_have_the_ids_of_the_data(run, tmp_path, capsys, listed):
     assert len(results) == 8
 
 
+@pytest.mark.parametrize(('form', 'folder'), [('yolo', 'images'), ('voc', 'JPEGImages')])
+def test_written_boxes_are_read_back(run, tmp_path, capsys, form, folder):
+    photos = [run.parent / 'data' / f'cell_{i}.png' for i in (100, 104)]
+    argv = ['predict', '--workdir', run, '--threshold', 0, '--format', form, '--json', *photos]
+    out = tmp_path / 'found'
+    images = json.loads(call(capsys, *argv, '--out', out).splitlines()[-1])['images']
+    (out / folder).mkdir()
+    for photo in photos:
+        shutil.copy(photo, out / folder)
+    source = open_source(f'{form}:{out}', 'train')
+    for i, image in enumerate(images):
+        found = source.annotations(i)
+        boxes = [row['bbox'] for row in image['predictions']]
+        expected = [[x, y, x + w, y + h] for x, y, w, h in boxes]
+        np.testing.assert_allclose(found['boxes'], expected, atol=0.01)
+        names = [source.info.class_names[label] for label in found['labels']]
+        assert names == [row['class'] for row in image['predictions']]
+    assert cli.main([str(word) for word in [*argv, '--out', out]]) == 2
+    assert 'exists' in capsys.readouterr().err
+
+
+def test_boxes_in_cocos_format_are_those_of_its_flag(run, tmp_path, capsys):
+    argv = ['predict', '--workdir', run, run.parent / 'data' / 'cell_104.png', '--threshold', 0]
+    argv += ['--annotations', run.parent / 'data' / 'instances_test.json']
+    call(capsys, *argv, '--coco', tmp_path / 'a.json')
+    call(capsys, *argv, '--format', 'coco', '--out', tmp_path / 'b.json')
+    assert (tmp_path / 'a.json').read_text() == (tmp_path / 'b.json').read_text()
+    assert cli.main([str(word) for word in [*argv, '--format', 'yolo']]) == 2
+    assert '--out' in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ('flags', 'says'),
     [

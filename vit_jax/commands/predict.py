@@ -12,6 +12,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from vit_jax.commands._box_files import (
+    FOLDERS,
+    FORMATS,
+    box_files,
+    check_format_flag,
+    write_boxes,
+    write_names,
+)
 from vit_jax.commands._model import (
     MODEL_FLAGS,
     add_model_flags,
@@ -58,6 +66,7 @@ def main(argv: Sequence[str]) -> int:
     from vit_jax.runtime import compile_cache
 
     args.image = list_images(args.image)
+    check_format_flag(args, viz)
     check_out_flag(args)
     check_table_flag(args)
     numbers = coco_image_ids(args, viz)
@@ -73,6 +82,8 @@ def main(argv: Sequence[str]) -> int:
             number for number, file in zip(numbers, args.image, strict=True) if file not in failed
         ]
         write_coco_results(args.coco, read, results, viz.coco)
+    if args.format == 'yolo':
+        write_names(args.out, results, context)
     if args.table is not None:
         write_table(args.table, results, viz.columns or (), args.one_row)
     if args.json:
@@ -113,12 +124,18 @@ def add_flags(parser: Parser, argv: Sequence[str], images: str) -> None:
 
 
 def add_coco_flags(parser: argparse.ArgumentParser) -> None:
-    """Add `--coco` and `--annotations`."""
+    """Add `--coco`, `--format` and `--annotations`."""
     parser.add_argument(
         '--coco',
         metavar='FILE',
         help="file for the objects in COCO's results format, for pycocotools' loadRes; add "
         '--threshold 0 to measure AP',
+    )
+    parser.add_argument(
+        '--format',
+        choices=FORMATS,
+        help='write boxes to --out instead of pictures: a folder with a file per image and the '
+        'names of the classes (yolo, voc), or a JSON file, as by --coco',
     )
     parser.add_argument(
         '--annotations',
@@ -187,7 +204,7 @@ def list_inputs(args: argparse.Namespace) -> list[str | None]:
 
 def check_out_flag(args: argparse.Namespace) -> None:
     """Raise UserError if the picture or folder of `--out` cannot be written."""
-    if args.out is None:
+    if args.out is None or args.format is not None:
         return
     if is_folder(args.out):
         check_image_names(image_names(args.image), args.image, args.out, '--out')
@@ -282,6 +299,7 @@ def predict_files(
 
     reader, predict_one, size = photo_reader(run), predictor(run, args.seed), image_size(args)
     names = dict(zip(args.image, image_names(args.image), strict=True))
+    boxes = dict(zip(args.image, box_files(args.image, args.format), strict=True))
     console, prints = Console(), not args.json and args.table is None
     results, drawn, failed = [], [], {}
     for file in args.image:
@@ -301,7 +319,9 @@ def predict_files(
             shown = table(rows, viz.columns, viz.bar) if rows else viz.note(prediction, context)
             console.print(shown)
             console.print()
-        if args.out is not None and is_folder(args.out):
+        if args.format in FOLDERS:
+            write_boxes(args.out, boxes[file], photo, rows, context.class_ids)
+        elif args.out is not None and is_folder(args.out):
             picture = viz.image(prediction, photo, context)
             save_images([picture], [names[file]], args.out, '--out')
         elif args.out is not None:
