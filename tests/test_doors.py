@@ -46,6 +46,7 @@ HEADLESS = (
     '(authors|transformers)_dinov3.*|authors_dinov2|sam.*|transformers_(vision_tower|yolos|radio)'
 )
 PIXELS = 'run_(colorize|coltran.*|jit|pmf)'  # from images to images
+DEPTH = 'transformers_depth.*'
 OTHER_VITS = '.*dinov3.*|transformers_(beit|dinov2|yolos)'
 # By door, patterns of rows and what the one line says.
 REFUSED: dict[str, dict[str, str]] = {
@@ -58,7 +59,7 @@ REFUSED: dict[str, dict[str, str]] = {
     },
     'embed': {
         WITHOUT_IMAGES: 'was not trained on images',
-        PIXELS: 'no embedding of a whole image',
+        f'{PIXELS}|{DEPTH}': 'no embedding of a whole image',
     },
     'attention': {
         'run_(reverse|rnn|seq2seq)': 'digits',
@@ -70,7 +71,7 @@ REFUSED: dict[str, dict[str, str]] = {
         '(?!run).*detr.*|.*naflex.*|inception': 'give --image-size',
     },
     'train': {
-        f'{WITHOUT_IMAGES}|{TOWERS}|{PIXELS}|.*detr.*': 'config.init.select',
+        f'{WITHOUT_IMAGES}|{TOWERS}|{PIXELS}|.*detr.*|{DEPTH}': 'config.init.select',
     },
     'convert authors_dinov3 authors': {'(?!.*dinov3).*': 'authors of DINOv3 have no model with'},
     'convert timm_vit timm': {OTHER_VITS: 'timm has no ViT with'},

@@ -67,6 +67,12 @@ CHECKED = {
         ('authors_detr', 'detr'),
     ),
     'dinov2': Checked("the authors' losses", 'tests/tasks/test_dinov2.py', '1e-4'),
+    'dpt': Checked(
+        "transformers' Depth Anything and DPT",
+        f'{TESTS}/test_transformers_depth.py',
+        '1e-5',
+        ('transformers_depth',),
+    ),
     'eomt': Checked(
         "transformers' EoMT", 'tests/models/test_eomt.py', '1e-5', ('transformers_eomt',)
     ),

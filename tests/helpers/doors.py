@@ -20,6 +20,7 @@ from vit_jax.interop.trained import TrainedModel, fields
 from vit_jax.models import (
     bit_resnet,
     clip,
+    dpt,
     eomt,
     hybrid,
     mae,
@@ -43,6 +44,10 @@ ROTARY = BARE | {
     **{'gelu': 'erf', 'norm_eps': 1e-5, 'no_bias': 'key'},
 }
 EOMT = VIT | {'mlp_dim': 64, 'layer_scale': 0.1, 'num_queries': 3, 'query_blocks': 1}
+DPT = {key: VIT[key] for key in ('patch_size', 'width', 'depth', 'num_heads')} | {
+    **{'mlp_dim': 64, 'layer_scale': 0.1, 'hidden_layers': (1, 2), 'factors': (2, 0.5)},
+    **{'channels': (4, 6), 'fusion_width': 8, 'gelu': 'erf'},
+}
 TOWERS = {
     **{'vocab_size': 9, 'length': 4, 'patch_size': 4, 'width': 32, 'depth': 1, 'mlp_dim': 24},
     **{'num_heads': 2, 'text_width': 16, 'text_depth': 2, 'text_mlp_dim': 8},
@@ -70,6 +75,7 @@ MODELS = {
     'detr': detr.MODEL,
     'detr_panoptic': detr.PANOPTIC,
     'eomt': eomt.Model(**EOMT, posemb_prefix='none'),
+    'dpt': dpt.Model(**DPT),
     'siglip': siglip.Model(**TOWERS),
     'siglip_naflex': siglip_naflex.Model(**TOWERS, pos_grid=8),
     'clip': clip.Model(**TOWERS, eos=8, no_bias='patch_embed'),
@@ -94,6 +100,12 @@ OTHERS = {
         eomt.Model(**EOMT, posemb='none', positions='rope_dinov3(rescale=2.0)'),
         'transformers',
     ),
+    'transformers_depth dpt': (
+        dpt.Model(**DPT | {'layer_scale': None, 'readout': 'project', 'final_norm': False}).clone(
+            fits_image=False
+        ),
+        'transformers',
+    ),
     'detr table': (dataclasses.replace(detr.MODEL, norm='pre'), 'transformers'),
 }
 # Models of families that write none, whose files are made of arrays by their names.
@@ -112,7 +124,11 @@ TRAINED = {
 COLORS = {'mean': (0.43, 0.411, 0.296), 'std': (0.213, 0.156, 0.143)}  # nobody's default
 TASKS = {
     **{'mae': 'reconstruct', 'detr': 'detect', 'detr_panoptic': 'segment_panoptic'},
-    **{'eomt': 'segment', **dict.fromkeys(('siglip', 'siglip_naflex', 'clip'), 'siglip')},
+    **{
+        'dpt': 'depth',
+        'eomt': 'segment',
+        **dict.fromkeys(('siglip', 'siglip_naflex', 'clip'), 'siglip'),
+    },
 }
 # Inputs of models that take more than images, or none.
 IMAGES = jax.ShapeDtypeStruct((1, 32, 32, 3), np.float32)

@@ -20,9 +20,9 @@ from vit_jax.array_types import Bool, Float, Key
 from vit_jax.errors import UserError
 from vit_jax.models import vit
 from vit_jax.models.base import check_counts
-from vit_jax.models.vit import attention_positions, block_options, make_norm
+from vit_jax.models.vit import attention_positions, block_factory, make_norm
 from vit_jax.nn.attention import recompute_in_backward
-from vit_jax.nn.blocks import GELUS, Block
+from vit_jax.nn.blocks import GELUS
 from vit_jax.nn.maps import AttentionMap, HiddenState, collect, collect_blocks
 from vit_jax.nn.norms import LayerNorm
 from vit_jax.nn.options import HeadFields, PoolFields, defaults, regroup
@@ -109,18 +109,7 @@ class Model(vit.Model):
         prefix = self.prefix_tokens
         next_key = functools.partial(self.make_rng, 'dropout') if train else None
         encoder = Encoder(
-            functools.partial(
-                Block,
-                num_heads=self.num_heads,
-                mlp_dim=self.mlp_dim,
-                dropout=self.dropout,
-                attention_dropout=self.block.attention_dropout,
-                gelu=self.block.gelu,
-                norm_eps=self.block.norm_eps,
-                dtype=dtype,
-                attention_by=self.attention,
-                options=block_options(self),
-            ),
+            block_factory(self, dtype),
             functools.partial(make_norm(self), self.block.norm_eps, dtype=dtype),
             *(self.depth, self.block.drop_path, self.remat, self.block.final_norm, dtype),
             name='encoder',

@@ -255,20 +255,8 @@ class Model(base.PatchModel):
 
     def _encoder(self, dtype: Any, relative: Callable[[], nn.Module] | None) -> Encoder:
         fields = self.block
-        block = functools.partial(
-            Block,
-            num_heads=self.num_heads,
-            mlp_dim=self.mlp_dim,
-            dropout=self.dropout,
-            attention_dropout=fields.attention_dropout,
-            gelu=fields.gelu,
-            norm_eps=fields.norm_eps,
-            dtype=dtype,
-            attention_by=self.attention,
-            options=block_options(self, relative),
-        )
         return Encoder(
-            block,
+            block_factory(self, dtype, relative),
             self.depth,
             fields.drop_path,
             scan=self.scan,
@@ -325,6 +313,24 @@ def _make_positions(
         return Relative(layout, model.positions.relative.shared)
     rotations: Rope | RopeDinov3 = getattr(model.positions, kind)
     return rotations(layout, model.width // model.num_heads, next_key)
+
+
+def block_factory(
+    model: Any, dtype: Any, relative: Callable[[], nn.Module] | None = None
+) -> Callable[..., nn.Module]:
+    """Make a factory of the blocks of a ViT; see `block_options`."""
+    return functools.partial(
+        Block,
+        num_heads=model.num_heads,
+        mlp_dim=model.mlp_dim,
+        dropout=model.dropout,
+        attention_dropout=model.block.attention_dropout,
+        gelu=model.block.gelu,
+        norm_eps=model.block.norm_eps,
+        dtype=dtype,
+        attention_by=model.attention,
+        options=block_options(model, relative),
+    )
 
 
 def block_options(model: Any, relative: Callable[[], nn.Module] | None = None) -> BlockOptions:

@@ -63,6 +63,11 @@ def linear_matrix(old: int, new: int) -> Float[np.ndarray, 'new old']:
     return _bilinear(old, new)
 
 
+def align_corners_matrix(old: int, new: int) -> Float[np.ndarray, 'new old']:
+    """Return the matrix of `bilinear_align_corners` for one axis, in float32."""
+    return _align_corners(old, new).astype(np.float32)
+
+
 def bicubic_matrix(old: int, new: int) -> Float[np.ndarray, 'new old']:
     """Return the matrix of `bicubic_half_pixel` for one axis, in float32."""
     return _bicubic(old, new).astype(np.float32)

@@ -38,6 +38,7 @@ BY_TYPE = {
     **dict.fromkeys(('swin', 'swinv2'), 'transformers_swin'),
     **dict.fromkeys(('detr', 'table-transformer'), 'detr'),
     **dict.fromkeys(('eomt', 'eomt_dinov3'), 'transformers_eomt'),
+    **dict.fromkeys(('depth_anything', 'dpt'), 'transformers_depth'),
     **{'dinov3_vit': 'transformers_dinov3', 'yolos': 'transformers_yolos', 'bit': 'bit'},
     'radio': 'transformers_radio',
 }

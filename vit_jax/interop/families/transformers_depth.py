@@ -1,0 +1,380 @@
+"""Depth Anything and DPT of transformers, for depth: safetensors and config.json.
+
+DepthAnythingForDepthEstimation with a DINOv2, and DPTForDepthEstimation with a ViT or a DINOv2.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from flax.traverse_util import flatten_dict
+
+from vit_jax.errors import UserError
+from vit_jax.interop import names, preprocessing, torch_layout
+from vit_jax.interop.families import _transformers, transformers_dinov2
+from vit_jax.interop.files import Flat
+from vit_jax.interop.normalization import PREPROCESSOR
+from vit_jax.interop.trained import TrainedModel, Written, fields
+from vit_jax.models import vit
+from vit_jax.models.dpt import BACKBONE, Model
+from vit_jax.nn.options import PoolFields, regroup
+from vit_jax.tree_paths import require_fit
+
+_SOURCE = 'transformers DPT'
+METERS, INVERSE = 'meters', 'inverse'  # of the task `depth`
+_ANYTHING, _DPT = 'depth_anything', 'dpt'
+_KIND = _transformers.Kind(
+    _SOURCE,
+    (_DPT,),
+    _transformers.VIT_TABLE,
+    defaults={'layer_norm_eps': 1e-12, 'num_attention_heads': 12},
+)
+_NECK: names.Table = (
+    ('neck.reassemble_stage.readout_projects.{0}.0', 'reassemble_{0}/readout'),
+    ('neck.reassemble_stage.layers.{0}.projection', 'reassemble_{0}/projection'),
+    ('neck.reassemble_stage.layers.{0}.resize', 'reassemble_{0}/resize'),
+    ('neck.convs.{0}', 'neck_{0}'),
+    (
+        'neck.fusion_stage.layers.{0}.residual_layer{1}.convolution{1}',
+        'fusion_{0}/unit{1}/conv{1}',
+    ),
+    ('neck.fusion_stage.layers.{0}.projection', 'fusion_{0}/projection'),
+)
+_HEADS: dict[str, names.Table] = {
+    _ANYTHING: (*_NECK, ('head.conv{1}', 'depth_head/conv{1}')),
+    _DPT: (*_NECK, *((f'head.head.{2 * i}', f'depth_head/conv{i + 1}') for i in range(3))),
+}
+# The deepest map is not added to anything, but files have layers for that.
+_UNUSED = 'neck.fusion_stage.layers.0.residual_layer1.'
+_IS_HEAD = re.compile('reassemble_|neck_|fusion_|depth_head')
+
+
+def matches(flat: Mapping[str, np.ndarray]) -> bool:
+    """Return whether these are the names of such a model."""
+    return {'neck.convs.0.weight', 'neck.fusion_stage.layers.0.projection.weight'} <= flat.keys()
+
+
+def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
+    """Read a DepthAnythingForDepthEstimation or a DPTForDepthEstimation.
+
+    The depth of a DPT with a ViT is taken for inverse and relative, like dpt-large's; with a DINOv2
+    for meters, like those of dpt-dinov2-*-nyu and kitti.
+
+    Raises:
+      UserError: if it is another model with such a neck, parameters are unknown, missing or have
+        the wrong shape, or contradict the config.
+    """
+    kind = _ANYTHING if 'head.conv1.weight' in flat else _DPT
+    _require_depth(flat, extra, kind)
+    table = _HEADS[kind]
+    neck = {n: x for n, x in flat.items() if n.startswith(('neck.', 'head.'))}
+    trained = _read_backbone({n: x for n, x in flat.items() if n not in neck}, extra)
+    fields = _fields(trained, extra, kind, flat)
+    heads = _read_heads(neck, table, fields)
+    params = {**trained.params, **names.nest(heads)}
+    if not fields['final_norm']:
+        params['encoder'] = {n: x for n, x in params['encoder'].items() if n != 'norm'}
+    _require_heads(params, fields, table)
+    is_metric = extra.get('depth_estimation_type') == 'metric' or (
+        kind == _DPT and 'backbone_config' in extra
+    )
+    task = {k: v for k, v in trained.task_config.items() if k in ('mean', 'std')}
+    task |= {'name': 'depth', 'output': METERS if is_metric else INVERSE}
+    if fields['max_depth']:
+        task['deepest'] = fields['max_depth']
+    notes = trained.notes
+    if kind == _DPT:
+        notes += (f'config.json does not say what it predicts: assumed to be {task["output"]}',)
+    if (extra.get(PREPROCESSOR) or {}).get('keep_aspect_ratio'):
+        notes += (
+            'its processor keeps the aspect ratio of images; this model resizes them to one size: '
+            'give the image size that suits yours',
+        )
+    imported = TrainedModel.from_file(
+        params, fields, trained.image_size, _SOURCE, task=task, notes=notes
+    )
+    return dataclasses.replace(imported, positions=trained.positions)
+
+
+def _require_depth(flat: Flat, extra: Mapping[str, Any], kind: str) -> None:
+    """Raise UserError for models with such a neck that are not read."""
+    reason = ''
+    if any('.backbone.bit.' in name or name.startswith('dpt.embeddings.backbone') for name in flat):
+        reason = 'a hybrid with a ResNet'
+    elif 'neck.reassemble_stage.layers.0.projection.weight' not in flat:
+        reason = 'a DPT on a hierarchical backbone'
+    elif kind == _DPT and 'head.head.4.bias' not in flat:
+        reason = 'not a model of depth'
+    elif any('.batch_norm' in name for name in flat):
+        reason = 'a DPT with batch norms'
+    elif any(name.startswith('head.projection.') for name in flat):
+        reason = 'a DPT with add_projection'
+    elif extra.get('head_in_index', -1) != -1:
+        reason = f'a model with head_in_index {extra["head_in_index"]}'
+    if reason:
+        raise UserError(
+            f'{_SOURCE}: this is {reason}; read are DepthAnythingForDepthEstimation, and '
+            'DPTForDepthEstimation with a plain ViT or DINOv2'
+        )
+
+
+def _read_backbone(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
+    """Read the ViT, without its prefix."""
+    if not any(name.startswith('backbone.') for name in flat):
+        plain = {name.removeprefix('dpt.'): x for name, x in flat.items()}
+        trained = _transformers.read(_KIND, plain, extra)
+        return dataclasses.replace(trained, positions='linear')
+    config = extra.get('backbone_config') or {}
+    plain = {name.removeprefix('backbone.'): x for name, x in flat.items()}
+    if config.get('model_type', 'dinov2') not in ('dinov2', 'dinov2_with_registers'):
+        raise UserError(
+            f'{_SOURCE}: a backbone of type {config["model_type"]!r} is not supported (only dinov2)'
+        )
+    others = {key: value for key, value in extra.items() if key not in _CONFIG}
+    return transformers_dinov2.read(plain, {**others, **config})
+
+
+# Keys of the whole model that would be mistaken for the backbone's.
+_CONFIG = ('model_type', 'architectures', 'patch_size', 'image_size', 'hidden_size')
+
+
+def _fields(
+    trained: TrainedModel, extra: Mapping[str, Any], kind: str, flat: Flat
+) -> dict[str, Any]:
+    """Return the model's fields.
+
+    Raises:
+      UserError: if config.json is missing, or has values that are not supported.
+    """
+    if not {'fusion_hidden_size', 'neck_hidden_sizes', 'reassemble_factors'} <= extra.keys():
+        raise UserError(f'{_SOURCE}: put its config.json next to the file')
+    of_vit = {key: x for key, x in trained.model_config.items() if key not in _HEADLESS}
+    backbone = extra.get('backbone_config')
+    is_anything = kind == _ANYTHING
+    metric = extra.get('depth_estimation_type', 'relative') == 'metric'
+    largest = extra.get('max_depth') or 1
+    if is_anything and not metric and largest != 1:
+        raise UserError(f'{_SOURCE}: max_depth {largest} of relative depth is not supported')
+    if not is_anything and _transformers.gelu(extra, _SOURCE) != of_vit['gelu']:
+        raise UserError(f'{_SOURCE}: hidden_act differs from that of the backbone')
+    return {
+        **of_vit,
+        'name': 'dpt',
+        'class_token': 'cls_token' in trained.params,
+        'hidden_layers': _layers(extra, backbone),
+        'readout': 'ignore' if is_anything else extra.get('readout_type', 'project'),
+        'factors': tuple(extra['reassemble_factors']),
+        'channels': tuple(extra['neck_hidden_sizes']),
+        'fusion_width': int(extra['fusion_hidden_size']),
+        'head_width': len(flat['head.conv2.bias' if is_anything else 'head.head.2.bias']),
+        'fits_image': is_anything,
+        'max_depth': float(largest) if is_anything and metric else None,
+        'final_norm': bool(backbone is not None and backbone.get('apply_layernorm', True)),
+    }
+
+
+# Fields of a ViT that a DPT lacks.
+_HEADLESS = (
+    *('name', 'num_classes', 'pool', 'pool_heads', 'pool_mlp_dim', 'fc_norm', 'head_norm'),
+    *('representation_size', 'head_bias', 'scan'),
+)
+
+
+def _layers(extra: Mapping[str, Any], backbone: Mapping[str, Any] | None) -> tuple[int, ...]:
+    """Return the numbers of layers that the neck reads, 1 for the first block."""
+    if backbone is None:
+        return tuple(sorted(1 + i for i in extra.get('backbone_out_indices') or (2, 5, 8, 11)))
+    stages = [re.sub('^stage', '', str(name)) for name in backbone.get('out_features') or ()]
+    layers = backbone.get('out_indices') or stages
+    if not layers:
+        raise UserError(f'{_SOURCE}: out_indices of backbone_config are missing in config.json')
+    return tuple(sorted(map(int, layers)))
+
+
+def _read_heads(flat: Flat, table: names.Table, fields: Mapping[str, Any]) -> Flat:
+    """Convert the neck and the head to our layouts; absent biases of residual layers are zero."""
+    used = {name: x for name, x in flat.items() if not name.startswith(_UNUSED)}
+    for name in list(used):
+        if '.residual_layer' in name and (bias := name.replace('.weight', '.bias')) not in used:
+            used[bias] = np.zeros(len(used[name]), np.float32)
+    heads = torch_layout.read(used, table, 1, _SOURCE)
+    return {name: _transpose_kernel(name, x, fields['factors']) for name, x in heads.items()}
+
+
+def _transpose_kernel(name: str, array: np.ndarray, factors: Any) -> np.ndarray:
+    """Transpose the kernel of a transposed convolution, whose inputs come first in PyTorch."""
+    match = re.fullmatch(r'reassemble_(\d+)/resize/kernel', name)
+    if match and int(match[1]) < len(factors) and factors[int(match[1])] > 1:
+        return array.swapaxes(-1, -2)
+    return array
+
+
+def _require_heads(
+    params: Mapping[str, Any], fields: Mapping[str, Any], table: names.Table
+) -> None:
+    """Raise UserError if the neck and the head do not fit the ViT."""
+    module = Model(**{key: value for key, value in fields.items() if key != 'name'})
+    patches = params['pos_embed'].shape[1] - module.positioned_tokens
+    images = jax.ShapeDtypeStruct(
+        (1, module.patch_size, module.patch_size * patches, 3), np.float32
+    )
+    shapes = jax.eval_shape(module.init, jax.random.key(0), images)['params']
+    expected, actual = (
+        {name: x for name, x in flatten_dict(tree, sep='/').items() if _IS_HEAD.match(name)}
+        for tree in (shapes, params)
+    )
+    require_fit(
+        actual,
+        names.empty_arrays(expected),
+        f'{_SOURCE}: incomplete model (shapes in our layout)',
+        label=lambda name: torch_layout.to_theirs(name, table),
+    )
+
+
+def write(trained: TrainedModel) -> Written:
+    """Write the files of a DepthAnythingForDepthEstimation, or of a DPTForDepthEstimation if maps
+    are always doubled.
+
+    Raises:
+      UserError: if transformers has no such model, or the image size is unknown.
+    """
+    model = fields(trained.model)
+    kind = _ANYTHING if model['fits_image'] else _DPT
+    _require_class(model, kind)
+    heads = {name: x for name, x in trained.params.items() if _IS_HEAD.match(name)}
+    params = {name: x for name, x in trained.params.items() if name not in heads}
+    if not model['final_norm']:  # files have one, which nothing reads
+        norm = {'scale': np.ones(model['width'], np.float32)}
+        norm['bias'] = np.zeros_like(norm['scale'])
+        params['encoder'] = {**params['encoder'], 'norm': norm}
+    with_dinov2 = kind == _ANYTHING or model['final_norm'] or model['layer_scale'] is not None
+    backbone = dataclasses.replace(trained, params=params, class_names=())
+    backbone = backbone.with_groups(
+        model=_backbone_config(trained.model), task=_classify(trained.task_config)
+    )
+    form = transformers_dinov2.FORMS[0] if with_dinov2 else _PLAIN
+    written = _transformers.write(backbone, [form])
+    prefix = 'backbone.' if with_dinov2 else 'dpt.'
+    arrays = names.flatten(heads)
+    arrays = {name: _transpose_kernel(name, x, model['factors']) for name, x in arrays.items()}
+    metric = model['max_depth'] is not None or (kind == _DPT and with_dinov2)
+    notes = written.notes
+    if trained.task_config.get('output', METERS) != (METERS if metric else INVERSE):
+        notes += ('what the depth measures is lost: the files cannot store it',)
+    return written._replace(
+        arrays={
+            **{prefix + name: x for name, x in written.arrays.items()},
+            **torch_layout.write(arrays, _HEADS[kind]),
+            **_unused(model['fusion_width']),
+        },
+        config=_config(model, kind, written.config or {}, with_dinov2),
+        notes=notes,
+        preprocessor=_preprocessor(trained, written, model['patch_size']),
+    )
+
+
+_PLAIN = _transformers.Form(_KIND, 'DPTForDepthEstimation')
+
+
+def _require_class(model: Mapping[str, Any], kind: str) -> None:
+    """Raise UserError if the class of transformers has no such neck or head."""
+    largest = model['max_depth']
+    if kind == _ANYTHING:
+        lacking = {
+            'readout': model['readout'] != 'ignore',
+            'max_depth': largest is not None and largest % 1 != 0,
+        }
+    else:
+        lacking = {'head_width': model['head_width'] != 32, 'max_depth': largest is not None}
+    if listed := ', '.join(
+        f'{key} {model[key]!r}' for key, is_lacking in lacking.items() if is_lacking
+    ):
+        raise UserError(f'transformers has no such model: its {kind} has no {listed}')
+
+
+def _backbone_config(module: Model) -> dict[str, Any]:
+    """Describe the ViT: keywords of `config.model`."""
+    vit_fields = {name: getattr(module, name) for name in BACKBONE}
+    block = dataclasses.replace(module.block, final_norm=True)
+    pool = PoolFields('cls' if module.class_token else 'gap')
+    return {'name': 'vit', **regroup(vit.Model, vit_fields | {'block': block, 'pool': pool})}
+
+
+def _classify(task: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a task that prepares images in the same way."""
+    kept = {key: task[key] for key in ('value_range', 'mean', 'std') if key in task}
+    return {'name': 'classify', **kept}
+
+
+def _unused(width: int) -> Flat:
+    """Return the parameters of the layers that nothing reads."""
+    arrays: Flat = {}
+    for i in (1, 2):
+        arrays[f'{_UNUSED}convolution{i}.weight'] = np.zeros((width, width, 3, 3), np.float32)
+        arrays[f'{_UNUSED}convolution{i}.bias'] = np.zeros(width, np.float32)
+    return arrays
+
+
+def _config(
+    model: Mapping[str, Any], kind: str, backbone: Mapping[str, Any], with_dinov2: bool
+) -> dict[str, Any]:
+    """Build config.json."""
+    config: dict[str, Any] = {
+        'model_type': kind,
+        'reassemble_factors': list(model['factors']),
+        'neck_hidden_sizes': list(model['channels']),
+        'fusion_hidden_size': model['fusion_width'],
+        'head_in_index': -1,
+    }
+    layers = list(model['hidden_layers'])
+    if with_dinov2:
+        config['backbone_config'] = {
+            **backbone,
+            'out_indices': layers,
+            'out_features': [f'stage{i}' for i in layers],
+            'apply_layernorm': model['final_norm'],
+            'reshape_hidden_states': False,
+        }
+    if kind == _ANYTHING:
+        return {
+            **config,
+            'architectures': ['DepthAnythingForDepthEstimation'],
+            'patch_size': model['patch_size'],
+            'reassemble_hidden_size': model['width'],
+            'head_hidden_size': model['head_width'],
+            'depth_estimation_type': 'relative' if model['max_depth'] is None else 'metric',
+            'max_depth': int(model['max_depth'] or 1),
+        }
+    shared = {'hidden_act': backbone['hidden_act']} if with_dinov2 else backbone
+    return {
+        **shared,
+        **config,
+        'architectures': ['DPTForDepthEstimation'],
+        'is_hybrid': False,
+        'readout_type': model['readout'],
+        'add_projection': False,
+        'use_batch_norm_in_fusion_residual': False,
+        **({} if with_dinov2 else {'backbone_out_indices': [i - 1 for i in layers]}),
+    }
+
+
+def _preprocessor(trained: TrainedModel, written: Written, patch_size: int) -> dict[str, Any]:
+    """Build preprocessor_config.json; whole images are resized by the class of DPT."""
+    keys = preprocessing.transformers_keys(trained.transforms)
+    processor = {**(written.preprocessor or {}), **keys}
+    if processor['image_processor_type'] != 'ViTImageProcessor':
+        return processor
+    return {
+        **processor,
+        'image_processor_type': 'DPTImageProcessor',
+        'keep_aspect_ratio': False,
+        'ensure_multiple_of': patch_size,
+    }
+
+
+WRITERS = {('dpt', 'transformers'): write}

@@ -1,0 +1,338 @@
+"""DPT: a ViT with convolutions that predict the depth of every pixel.
+
+Ranftl et al., 2021, arXiv:2103.13413; Depth Anything, Yang et al., 2024, arXiv:2401.10891.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from vit_jax.array_types import Float
+from vit_jax.errors import UserError, check_choice
+from vit_jax.models import base, vit
+from vit_jax.models.base import check_counts
+from vit_jax.models.eomt import Encoder
+from vit_jax.models.vit import attention_positions, block_factory, make_norm
+from vit_jax.nn.blocks import GELUS
+from vit_jax.nn.options import BlockFields, PoolFields, PositionFields
+from vit_jax.nn.patches import patch_grid
+from vit_jax.ops.resize import align_corners_matrix, linear_matrix
+
+READOUTS = ('ignore', 'add', 'project')
+# The fields of the ViT.
+BACKBONE = (
+    *('patch_size', 'width', 'depth', 'mlp_dim', 'num_heads', 'registers', 'dropout', 'no_bias'),
+    *('block', 'positions', 'remat', 'attention', 'dtype'),
+)
+
+# Uniform within 1 / sqrt(fan in), like PyTorch's layers.
+_uniform = nn.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform')
+_transposed = nn.initializers.variance_scaling(1 / 3, 'fan_out', 'uniform')
+
+
+class Model(base.PatchModel):
+    """DPT on a plain ViT. Images of any size that whole patches tile, square or not.
+
+    Attributes:
+      patch_size, width, depth, mlp_dim, num_heads, registers, dropout, no_bias: See `vit.Model`.
+      class_token: Whether the ViT has a class token.
+      hidden_layers: Layers whose tokens the head reads, in order: 1 is the first block. The last is
+        `depth`. They go through the final norm, if `block.final_norm` (Depth Anything; not in DPT).
+      readout: What each patch takes from the class token: 'ignore' for nothing, 'add' for the sum,
+        or 'project' for a dense layer of both.
+      factors: Side of each layer's map in parts of the grid of patches.
+      channels: Channels of each layer's map.
+      fusion_width: Channels of all maps when they are added up, from the deepest.
+      head_width: Channels before the depth.
+      fits_image: Whether maps are enlarged to the size of the next one, and depth to the image's
+        (Depth Anything), instead of twice their size; the same for patches of 16 pixels and an
+        even grid.
+      max_depth: Largest depth, which a sigmoid approaches; None for a ReLU.
+      block, positions: See `vit.Model`; neither norms after the sums nor relative positions.
+      remat, attention, dtype: See `vit.Model`.
+
+    Raises:
+      UserError: for an invalid field, or images that do not fit the patches or `pos_embed`.
+    """
+
+    patch_size: int = 14
+    width: int = 384
+    depth: int = 12
+    mlp_dim: int = 1536
+    num_heads: int = 6
+    registers: int = 0
+    dropout: float = 0.0
+    no_bias: tuple[str, ...] = ()
+    class_token: bool = True
+    hidden_layers: tuple[int, ...] = (3, 6, 9, 12)
+    readout: str = 'ignore'
+    factors: tuple[float, ...] = (4, 2, 1, 0.5)
+    channels: tuple[int, ...] = (48, 96, 192, 384)
+    fusion_width: int = 64
+    head_width: int = 32
+    fits_image: bool = True
+    max_depth: float | None = None
+    block: BlockFields = BlockFields()
+    positions: PositionFields = PositionFields()
+    remat: bool | str = False
+    attention: str = 'auto'
+    dtype: str = 'float32'
+
+    effects: ClassVar = {
+        **dict.fromkeys(('hidden_layers', 'factors', 'fits_image', 'readout'), 'binding'),
+        'max_depth': 'noted',
+    }
+
+    def __post_init__(self) -> None:
+        check_counts(self, 'fusion_width', 'head_width')
+        check_choice('readout', self.readout, READOUTS)
+        self._check_layers()
+        if self.readout != 'ignore' and not self.class_token:
+            raise UserError(f'readout={self.readout!r} needs a class token: set class_token=True')
+        if self.max_depth is not None and self.max_depth <= 0:
+            raise UserError(f'max_depth must be positive, not {self.max_depth}')
+        if self.block.norm_place == 'post' or self.positions.kind == 'relative':
+            raise UserError(
+                "a DPT has no block.norm_place 'post', and no positions.kind 'relative'"
+            )
+        self.backbone_module()
+        super().__post_init__()
+
+    def _check_layers(self) -> None:
+        layers, counts = self.hidden_layers, (len(self.factors), len(self.channels))
+        if not layers or list(layers) != sorted({*layers}) or layers[0] < 1:
+            raise UserError(f'hidden_layers={layers}: must be increasing numbers from 1')
+        if layers[-1] != self.depth:
+            raise UserError(f'hidden_layers={layers}: the last must be depth={self.depth}')
+        if counts != (len(layers),) * 2:
+            raise UserError(
+                f'hidden_layers has {len(layers)} layers, but factors {counts[0]} and channels '
+                f'{counts[1]}: give one of each for every layer'
+            )
+        for factor in self.factors:
+            if factor <= 0 or (factor % 1 and (1 / factor) % 1):
+                raise UserError(f'factors={self.factors}: must be N or 1 / N for whole numbers N')
+
+    def backbone_module(self) -> Tokens:
+        """Make the module of the ViT, which is not bound."""
+        fields = {name: getattr(self, name) for name in BACKBONE}
+        pool = PoolFields('cls' if self.class_token else 'gap')
+        return Tokens(**fields, pool=pool, hidden_layers=self.hidden_layers, parent=None)
+
+    @property
+    def class_tokens(self) -> int:
+        """Number of class tokens."""
+        return int(self.class_token)
+
+    @property
+    def prefix_tokens(self) -> int:
+        """Number of tokens before the patches."""
+        return self.class_tokens + self.registers
+
+    @property
+    def positioned_tokens(self) -> int:
+        """Number of tokens before the patches that have a row of `pos_embed`."""
+        return self.backbone_module().positioned_tokens
+
+    @property
+    def stride(self) -> int:
+        """Side in pixels of the square of one token."""
+        return self.patch_size
+
+    @property
+    def kernel_side(self) -> int:
+        """Side in pixels of the patches that `patch_embed` has its kernel for."""
+        return self.patch_size
+
+    def setup(self) -> None:
+        dtype = jnp.dtype(self.dtype)
+        self.vit = self.backbone_module()
+        nn.share_scope(self, self.vit)  # its parameters are at the top level, as in a ViT
+        shapes = list(zip(self.channels, self.factors, strict=True))
+        self.reassemble = [
+            Reassemble(channels, factor, self.readout, self.block.gelu, dtype)
+            for channels, factor in shapes
+        ]
+        self.neck = [_conv(self.fusion_width, 3, dtype, use_bias=False) for _ in shapes]
+        self.fusion = [Fusion(dtype) for _ in shapes]
+        self.depth_head = DepthHead(self.head_width, self.max_depth, dtype)
+
+    def __call__(
+        self, images: Float[Array, 'B H W C'], train: bool = False
+    ) -> dict[str, Float[Array, 'B h w']]:
+        """Predict the depth of normalized images.
+
+        Returns:
+          depth: [B h w] in float32, of the image's size, except without `fits_image`: 16 times the
+            rows and columns of patches. What it measures is a matter of the task.
+        """
+        grid = patch_grid(images.shape[1], images.shape[2], self.patch_size)
+        maps = []
+        states = self.vit(images, train)
+        for tokens, reassemble, conv in zip(states, self.reassemble, self.neck, strict=True):
+            maps.append(conv(reassemble(tokens, grid, self.prefix_tokens)))
+        maps.reverse()
+        sizes = [y.shape[1:3] if self.fits_image else None for y in maps[1:]] + [None]
+        x = self.fusion[0](maps[0], None, sizes[0])
+        for fuse, residual, enlarged in zip(self.fusion[1:], maps[1:], sizes[1:], strict=True):
+            x = fuse(x, residual, enlarged)
+        size = images.shape[1:3] if self.fits_image else (2 * x.shape[1], 2 * x.shape[2])
+        return {'depth': self.depth_head(x, size)}
+
+
+class Tokens(vit.Model):
+    """A ViT that returns the tokens after some of its layers.
+
+    Attributes:
+      hidden_layers: Numbers of layers, 1 for the first block.
+
+    Other attributes: see `vit.Model`.
+    """
+
+    hidden_layers: tuple[int, ...] = ()
+
+    @nn.compact
+    def __call__(  # type: ignore[override]  # other outputs
+        self, images: Float[Array, 'B H W C'], train: bool = False
+    ) -> list[Float[Array, 'B N D']]:
+        """Compute the tokens of all layers of `hidden_layers`, after the final norm if any."""
+        dtype, block = jnp.dtype(self.dtype), self.block
+        grid = patch_grid(images.shape[1], images.shape[2], self.patch_size)
+        next_key = functools.partial(self.make_rng, 'dropout') if train else None
+        positions: Any = attention_positions(self, grid, next_key)[0]
+        encoder = Encoder(
+            block_factory(self, dtype),
+            functools.partial(make_norm(self), block.norm_eps, dtype=dtype),
+            *(self.depth, block.drop_path, self.remat, block.final_norm, dtype),
+            name='encoder',
+        )
+        x = self._embed(images, None, train, dtype)
+        states = []
+        for first, last in itertools.pairwise((0, *self.hidden_layers)):
+            x = encoder(x, range(first, last), train, positions)
+            states.append(encoder.normed(x))
+        return states
+
+
+def _conv(features: int, side: int, dtype: Any, **options: Any) -> nn.Conv:
+    """Make a convolution that keeps the size of maps, initialized like PyTorch's."""
+    fixed: dict[str, Any] = {'padding': side // 2, 'kernel_init': _uniform, 'dtype': dtype}
+    return nn.Conv(features, (side, side), **fixed, **options)
+
+
+def resize(
+    x: Float[Array, 'B H W C'], size: Sequence[int], matrix: Callable[[int, int], np.ndarray]
+) -> Float[Array, 'B h w C']:
+    """Resize maps by products with `matrix(old, new)` of rows and of columns, in float32."""
+    if x.shape[1:3] == tuple(size):
+        return x
+    rows, columns = (matrix(old, new) for old, new in zip(x.shape[1:3], size, strict=True))
+    y = x.astype(jnp.float32)
+    y = jnp.einsum('ai,bijc->bajc', rows, y, precision='highest')
+    return jnp.einsum('aj,bijc->biac', columns, y, precision='highest').astype(x.dtype)
+
+
+class Reassemble(nn.Module):
+    """Arrange the tokens of a layer as a map of `factor` times the grid (section 3.1)."""
+
+    channels: int
+    factor: float
+    readout: str
+    gelu: str
+    dtype: Any
+
+    @nn.compact
+    def __call__(
+        self, tokens: Float[Array, 'B N D'], grid: tuple[int, int], prefix: int
+    ) -> Float[Array, 'B h w C']:
+        x, width = tokens[:, prefix:], tokens.shape[-1]
+        if self.readout == 'project':
+            x = jnp.concatenate([x, jnp.broadcast_to(tokens[:, :1], x.shape)], axis=-1)
+            dense = nn.Dense(width, kernel_init=_uniform, dtype=self.dtype, name='readout')
+            x = GELUS[self.gelu](dense(x))
+        elif self.readout == 'add':
+            x = x + tokens[:, :1]
+        x = x.reshape(len(x), *grid, width)
+        x = _conv(self.channels, 1, self.dtype, name='projection')(x)
+        if self.factor > 1:
+            return Enlarge(int(self.factor), self.dtype, name='resize')(x)
+        if self.factor < 1:
+            strides = round(1 / self.factor)
+            return _conv(self.channels, 3, self.dtype, strides=strides, name='resize')(x)
+        return x
+
+
+class Enlarge(nn.Module):
+    """A transposed convolution: a pixel becomes `factor` x `factor`, each by a dense layer."""
+
+    factor: int
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: Float[Array, 'B h w C']) -> Float[Array, 'B H W C']:
+        batch, height, width, channels = x.shape
+        # PyTorch's initializer takes the outputs for inputs.
+        kernel = self.param('kernel', _transposed, (self.factor, self.factor, channels, channels))
+        bias = self.param('bias', nn.initializers.zeros, (channels,))
+        x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias, dtype=self.dtype)
+        x = jnp.einsum('bhwc,ijco->bhiwjo', x, kernel)
+        return x.reshape(batch, self.factor * height, self.factor * width, channels) + bias
+
+
+class ResidualUnit(nn.Module):
+    """x + conv2(relu(conv1(relu(x)))), convolutions of 3 x 3."""
+
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: Float[Array, 'B H W C']) -> Float[Array, 'B H W C']:
+        y = x
+        for i in (1, 2):
+            y = _conv(x.shape[-1], 3, self.dtype, name=f'conv{i}')(nn.relu(y))
+        return x + y
+
+
+class Fusion(nn.Module):
+    """Add the map of a layer to the sum of the deeper ones, and enlarge it (figure 1, right)."""
+
+    dtype: Any
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, 'B H W C'],
+        residual: Float[Array, 'B _ _ C'] | None,
+        size: Sequence[int] | None,
+    ) -> Float[Array, 'B _ _ C']:
+        """Fuse maps; `size` is twice the map's by default, the first has no `residual`."""
+        if residual is not None:
+            residual = resize(residual, x.shape[1:3], linear_matrix)
+            x = x + ResidualUnit(self.dtype, name='unit1')(residual)
+        x = ResidualUnit(self.dtype, name='unit2')(x)
+        x = resize(x, size or (2 * x.shape[1], 2 * x.shape[2]), align_corners_matrix)
+        return _conv(x.shape[-1], 1, self.dtype, name='projection')(x)
+
+
+class DepthHead(nn.Module):
+    """Three convolutions, the last two at the output's size."""
+
+    width: int
+    max_depth: float | None
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: Float[Array, 'B H W C'], size: Sequence[int]) -> Float[Array, 'B h w']:
+        x = _conv(x.shape[-1] // 2, 3, self.dtype, name='conv1')(x)
+        x = resize(x, size, align_corners_matrix)
+        x = nn.relu(_conv(self.width, 3, self.dtype, name='conv2')(x))
+        x = _conv(1, 1, jnp.float32, name='conv3')(x)[..., 0]
+        return nn.relu(x) if self.max_depth is None else self.max_depth * jax.nn.sigmoid(x)
