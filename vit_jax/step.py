@@ -17,7 +17,7 @@ from jax import Array
 
 from vit_jax import gradients
 from vit_jax.array_types import Int
-from vit_jax.config.run import Durations, Step
+from vit_jax.config.run import Durations, Step, average_key
 from vit_jax.errors import UserError
 from vit_jax.nn import stochastic
 from vit_jax.optim import param_groups, schedules
@@ -36,10 +36,11 @@ class TrainState:
       params: float32 parameters.
       opt_state: The optimizer's state.
       collections: Other Flax collections by name, such as `batch_stats`.
-      ema: Exponential moving average of `params`, or None.
+      ema: Exponential moving average of `params`, the first of several, or None.
       frozen: Variables of the task's frozen models, unchanged and not saved; None without any.
       key: Data of the run's base key, uint32 [2]; the keys of a step are folded from it, so
         that a resumed run has the same randomness as an uninterrupted one.
+      other_emas: Further averages by `average_key`; None if there is at most one.
     """
 
     step: PyTree
@@ -49,11 +50,19 @@ class TrainState:
     ema: PyTree | None
     key: PyTree
     frozen: PyTree | None = None
+    other_emas: dict[str, PyTree] | None = None
 
     @property
     def variables(self) -> dict[str, PyTree]:
         """Variables for evaluation, with the averaged parameters if there are any."""
         return {'params': self.params if self.ema is None else self.ema, **self.collections}
+
+    def variables_at(self, decay: float | None) -> dict[str, PyTree]:
+        """Variables with the average of a decay; 0 for no average, None for the first."""
+        if decay == 0:
+            return {'params': self.params, **self.collections}
+        others, key = self.other_emas or {}, None if decay is None else average_key(decay)
+        return {**self.variables, 'params': others[key]} if key in others else self.variables
 
 
 def init_variables(model: Any, task: Task, batch: Batch, seed: int) -> dict[str, PyTree]:
@@ -76,11 +85,24 @@ def init_with_output(
 
 
 def init_state(
-    variables: dict[str, PyTree], tx: optax.GradientTransformation, seed: int, ema: bool
+    variables: dict[str, PyTree],
+    tx: optax.GradientTransformation,
+    seed: int,
+    ema: bool,
+    other_decays: Sequence[float] = (),
 ) -> TrainState:
-    """Return the state before the first step."""
+    """Return the state before the first step.
+
+    Args:
+      variables: Initial variables.
+      tx: Transformation of the gradients.
+      seed: Seed of the run's randomness.
+      ema: Whether to keep an average.
+      other_decays: Decays of further averages.
+    """
     collections = dict(variables)
     params = collections.pop('params')
+    others = {average_key(decay): jax.tree.map(jnp.copy, params) for decay in other_decays}
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
@@ -89,6 +111,7 @@ def init_state(
         # A copy: donated buffers must not be shared.
         ema=jax.tree.map(jnp.copy, params) if ema else None,
         key=jax.random.key_data(jax.random.key(seed)),
+        other_emas=others or None,
     )
 
 
@@ -179,10 +202,8 @@ def make_train_step(
         params = optax.apply_updates(state.params, updates)
         norms = {'grad_norm': grads, 'update_norm': updates, 'param_norm': params}
         metrics |= {name: optax.tree.norm(tree) for name, tree in norms.items()}
-        after = TrainState(
-            state.step + 1, params, opt_state, collections, state.ema, state.key, state.frozen
-        )
-        return after, metrics
+        changed = {'params': params, 'opt_state': opt_state, 'collections': collections}
+        return dataclasses.replace(state, step=state.step + 1, **changed), metrics
 
     wrapped = with_average(train_step, step, optimizer.times) if step.ema_decay else train_step
     return with_skips(wrapped) if step.max_skips else wrapped
@@ -213,14 +234,21 @@ def make_gradient(task: Task, step: Step, times: Durations | None, layout: Any) 
 
 
 def with_average(train_step: TrainStep, step: Step, times: Durations | None) -> TrainStep:
-    """Update the running average of the parameters."""
-    decay = schedules.strength(step.ema_schedule, step.ema_decay, times)
+    """Update the running averages of the parameters."""
+    first, *others = schedules.average_decays(step, times)
+    other_decays = dict(zip(map(average_key, step.ema_decays[1:]), others, strict=True))
 
     def averaging_step(state: TrainState, batch: Batch):
         after, metrics = train_step(state, batch)
-        rate = decay(state.step) if callable(decay) else decay
-        ema = optax.incremental_update(after.params, state.ema, 1 - rate)
-        return dataclasses.replace(after, ema=ema), metrics
+
+        def update(average: PyTree, decay: Any) -> PyTree:
+            rate = decay(state.step) if callable(decay) else decay
+            return optax.incremental_update(after.params, average, 1 - rate)
+
+        before = state.other_emas or {}
+        others = {key: update(before[key], decay) for key, decay in other_decays.items()}
+        ema = update(state.ema, first)
+        return dataclasses.replace(after, ema=ema, other_emas=others or None), metrics
 
     return averaging_step
 

@@ -81,7 +81,7 @@ def init():
         lambda x: 0.1 * jnp.cos(jnp.arange(x.size)).reshape(x.shape), params['head']
     )
     params['head'] = wave
-    return init_state({**variables, 'params': params}, TX, seed=0, ema=True)
+    return init_state({**variables, 'params': params}, TX, 0, True, other_decays=(0.5,))
 
 
 class Training:
@@ -90,7 +90,7 @@ class Training:
     def __init__(self, accum_steps=1, **options):
         self.layout = make_layout(**options)
         train_step = make_train_step(
-            MODEL, TASK, TX, Step(accum_steps=accum_steps, ema_decay=0.9), self.layout
+            MODEL, TASK, TX, Step(accum_steps=accum_steps, ema_decay=(0.9, 0.5)), self.layout
         )
         self.step = self.layout.compile_train(train_step, jax.eval_shape(init))
         self.state = self.layout.create(init)
@@ -167,7 +167,7 @@ def shards(tree):
 
 def test_fsdp_splits_parameters_averages_and_optimizer_state():
     state = training('fsdp').state
-    for tree in (state.params, state.ema, state.opt_state):
+    for tree in (state.params, state.ema, state.other_emas, state.opt_state):
         for path, x in param_paths(tree).items():
             if x.size < 64 or all(n % 8 for n in x.shape):
                 assert x.is_fully_replicated, path

@@ -22,8 +22,9 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
+from vit_jax.checkpoints import averages, manifest
 from vit_jax.checkpoints import format as checkpoint_format
-from vit_jax.checkpoints import manifest
+from vit_jax.checkpoints.averages import Average
 from vit_jax.checkpoints.best import KEPT, best_from_meta, find_best
 from vit_jax.config.run import Checkpoint, Duration
 from vit_jax.errors import UserError, causes
@@ -278,21 +279,22 @@ def _read(
 
 
 def load_variables(
-    directory: str | Path, step: Step = None
+    directory: str | Path, step: Step = None, average: Average = 1
 ) -> tuple[int, dict[str, PyTree], dict[str, Any]]:
     """Read the variables for inference into numpy arrays, without the optimizer state.
 
-    If the run kept averaged parameters, these are read.
+    If the run kept averaged parameters, these are read, of several the first.
 
     Args:
       directory: A run's `checkpoints`; not changed.
       step: Step to read, or 'best'; by default the newest intact one.
+      average: Another average, see `checkpoints.averages`.
 
     Returns:
       The step, `{'params': ..., other collections}` and the `meta` given to `save`.
 
     Raises:
-      UserError: if the step does not exist or is damaged.
+      UserError: if the step does not exist, is damaged or lacks the average.
     """
     directory, items = paths.absolute(directory), checkpoint_format.ITEMS_OF_INFERENCE
     step = find_best(directory) if step == BEST else step
@@ -303,23 +305,34 @@ def load_variables(
     else:
         _require_intact(directory, step, items)
     silence_late_requests()
+    path = averages.stored_path(
+        average, run_folder.read_meta(directory / str(step)), str(directory / str(step))
+    )
     with checkpoint_format.readable_path(directory / str(step)) as folder:
-        variables, meta = checkpoint_format.read_variables(folder)
+        variables, meta = checkpoint_format.read_variables(folder, path)
     return step, variables, meta
 
 
 def load_mean(
-    directory: str | Path, step: Step, count: int
+    directory: str | Path, step: Step, average: Average
 ) -> tuple[int, dict[str, PyTree], dict[str, Any]]:
-    """Load the mean of the variables over `step` and the `count` - 1 kept steps before it.
+    """Load the mean of the variables over `step` and the kept steps before it.
 
     Vaswani et al. 2017, section 6.1, take the last 5 checkpoints, 10 minutes apart, or the last 20.
+
+    Args:
+      directory, step: See `load_variables`.
+      average: The number of steps, or the average of one step; a single best step has the average
+        that its evaluation measured.
 
     Raises:
       UserError: as `load_variables`, or if fewer steps were kept.
     """
-    directory = paths.absolute(directory)
-    step, variables, meta = load_variables(directory, step)
+    directory, count = paths.absolute(directory), averages.checkpoint_count(average)
+    if step == BEST and average == 1:
+        step = find_best(directory)
+        average = averages.measured_average(run_folder.read_meta(directory / str(step)))
+    step, variables, meta = load_variables(directory, step, average)
     if count == 1:
         return step, variables, meta
     steps = [

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import functools
 import json
 import math
+import operator
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +37,8 @@ PyTree = Any
 Items = dict[str, dict[str, PyTree]]  # item -> field of the state -> arrays
 
 ITEMS_OF_INFERENCE = (VARIABLES, META)
-_FIELDS_OF_VARIABLES = ('params', 'collections', 'ema')
+OTHERS = 'other_emas'  # averages besides the run's first
+_FIELDS_OF_VARIABLES = ('params', 'collections', 'ema', OTHERS)
 _HEADER = b'/.zarray'
 _NOT_SAVED = ('frozen',)  # of other checkpoints
 
@@ -115,21 +118,30 @@ def _headers(item: Path) -> dict[str, jax.ShapeDtypeStruct]:
     }
 
 
-def read_variables(directory: Path) -> tuple[dict[str, PyTree], dict[str, Any]]:
+def read_variables(
+    directory: Path, path: Sequence[str] = ()
+) -> tuple[dict[str, PyTree], dict[str, Any]]:
     """Read the parameters (averaged if available), the collections, and `meta`.
+
+    Args:
+      directory: Folder of the step.
+      path: Other parameters in the stored state, such as ('other_emas', '0_9999').
 
     Raises:
       UserError: if they cannot be read, or exceed the memory of this machine.
     """
     with _reader(directory) as reader:
         stored = _read_shapes(reader, directory)[VARIABLES]
-        params = 'ema' if stored.get('ema') is not None else 'params'
-        names = {name: stored[name] for name in (params, 'collections') if stored.get(name)}
+        field, *keys = path or ('ema' if stored.get('ema') is not None else 'params',)
+        names = {name: stored[name] for name in (field, 'collections') if stored.get(name)}
+        if keys:
+            names[field] = {key: stored[field][key] for key in keys}
         _require_memory(directory, names)
         arrays = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), names)
         restored = reader.restore(directory, args=_restore_args({VARIABLES: arrays}))
     variables = restored[VARIABLES]
-    return {'params': variables[params], **variables.get('collections', {})}, restored[META]
+    params = functools.reduce(operator.getitem, keys, variables[field])
+    return {'params': params, **variables.get('collections', {})}, restored[META]
 
 
 @contextlib.contextmanager
@@ -167,7 +179,7 @@ def _split(state: PyTree) -> Items:
     """
     items: Items = {VARIABLES: {}, TRAINING: {}}
     for name, child in _fields(state)[0].items():
-        if name in _NOT_SAVED:
+        if name in _NOT_SAVED or (name == OTHERS and child is None):
             continue
         items[VARIABLES if name in _FIELDS_OF_VARIABLES else TRAINING][name] = child
     return {item: fields for item, fields in items.items() if jax.tree.leaves(fields)}

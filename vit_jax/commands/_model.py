@@ -66,10 +66,12 @@ def add_checkpoint_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         '--average',
-        type=positive_number,
+        type=_parse_average,
         default=1,
-        metavar='N',
-        help='number of checkpoints, up to --step, whose parameters are averaged (default: 1)',
+        metavar='N|DECAY|none',
+        help='number of checkpoints, up to --step, whose parameters are averaged; or of several '
+        'averages of the run (config.step.ema_decay) the decay of one, such as 0.9999; or none '
+        'for the parameters without average (default: the newest checkpoint, the first average)',
     )
     add_allow_flag(parser)
 
@@ -81,6 +83,18 @@ def _parse_step(text: str) -> int | str:
         return int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is neither a step's number nor best") from None
+
+
+def _parse_average(text: str) -> int | float | str:
+    if text == 'none':
+        return text
+    try:
+        decay = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f'{text!r} is neither a number of checkpoints, a decay such as 0.9999, nor none'
+        ) from None
+    return decay if 0 < decay < 1 else positive_number(text)
 
 
 def check_model_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:

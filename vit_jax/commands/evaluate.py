@@ -94,6 +94,7 @@ def main(argv: Sequence[str]) -> int:
         image_size=image_size(args),
         evaluators=args.evaluator,
         fit=args.fit,
+        allowed=args.allow,
     )
     if args.batch_size == FIT:
         args.batch_size = batch_fit.largest_batch(prepare())
@@ -151,7 +152,9 @@ def add_report(prepared: Any) -> tuple[Any, Any]:
         evaluator.open(first.data)
     except UserError as e:
         raise UserError(f'--report: {first.data.source.title}: {e}') from e
-    prepared.evaluations[f'{title}_classes'] = Evaluation(first.data, evaluator)
+    prepared.evaluations[f'{title}_classes'] = Evaluation(
+        first.data, evaluator, ema_decay=first.ema_decay
+    )
     return evaluator, first.data
 
 

@@ -221,6 +221,9 @@ class Evaluation(Data):
     fit: str | None = None  # split that an evaluator learns from
     every: Duration | None = None  # interval that replaces `config.every.eval`
     batch_size: int | None = None  # batch size that replaces `config.batch_size`
+    # decay of the average to evaluate, one of `config.step.ema_decay`; 0 for the parameters
+    # themselves, None for the first average
+    ema_decay: float | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -358,10 +361,17 @@ class Step:
     """One update of the parameters."""
 
     accum_steps: int = 1  # microbatches that a device takes one after the other
-    ema_decay: float = 0.0  # d in ema = d * ema + (1 - d) * params; 0 keeps no average
-    # schedule of d, with `ema_decay` as its peak, such as `dict(name='cosine', final=1.0)` for a
-    # teacher that comes to rest
+    # d in ema = d * ema + (1 - d) * params; 0 keeps no average, and several such as (0.999, 0.9999)
+    # as many averages. Evaluations, predictions, samples and teachers take the first unless they
+    # choose another: `config.evals.NAME.ema_decay`, `--average`
+    ema_decay: float | Sequence[float] = 0.0
+    # schedule of d, with each `ema_decay` as its peak, such as `dict(name='cosine', final=1.0)` for
+    # a teacher that comes to rest
     ema_schedule: Schedule = Schedule()
+    # whether d is at most (1 + t) / (10 + t) after t steps, so that the average of a short run does
+    # not hold initial values; None for yes in a new run without `ema_schedule`. A run that began
+    # without the key stays without
+    ema_warmup: bool | None = None
     # successive steps that are skipped, before the run ends, because a metric is not finite. They
     # change only the step's number, which schedules follow
     max_skips: int = 0
@@ -371,7 +381,27 @@ class Step:
     def __post_init__(self) -> None:
         at_least(1, accum_steps=self.accum_steps)
         at_least(0, max_skips=self.max_skips)
-        require(0 <= self.ema_decay < 1, f'ema_decay={self.ema_decay}: must be in [0, 1)')
+        if isinstance(self.ema_decay, int | float):
+            require(0 <= self.ema_decay < 1, f'ema_decay={self.ema_decay}: must be in [0, 1)')
+        else:
+            decays = self.ema_decay
+            fits = decays and all(isinstance(d, float) and 0 < d < 1 for d in decays)
+            distinct = len({*decays}) == len(decays)
+            require(
+                bool(fits and distinct), f'ema_decay={decays}: must be different numbers in (0, 1)'
+            )
+
+    @property
+    def ema_decays(self) -> tuple[float, ...]:
+        """Decays of all averages, the run's first; empty if it keeps none."""
+        if isinstance(self.ema_decay, int | float):
+            return (self.ema_decay,) if self.ema_decay else ()
+        return tuple(self.ema_decay)
+
+
+def average_key(decay: float) -> str:
+    """Name an average in a state: 0.9999 -> '0_9999'."""
+    return str(decay).replace('.', '_')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -554,6 +584,12 @@ class Run(Inference):
             raise UserError('init.from: a run starts from config.branch or config.init, not both')
         if self.lora.rank:
             self._check_adapters()
+        for name, entry in self.evals.items():
+            if entry.ema_decay not in (None, 0, *self.step.ema_decays):
+                raise UserError(
+                    f'evals.{name}.ema_decay={entry.ema_decay}: not a decay of '
+                    f'config.step.ema_decay={self.step.ema_decay}'
+                )
 
     def _check_adapters(self) -> None:
         rank = f'lora.rank={self.lora.rank}'

@@ -20,6 +20,7 @@ from flax import traverse_util
 from ml_collections import ConfigDict
 
 from vit_jax.checkpoints import checkpointer
+from vit_jax.checkpoints.averages import NO_AVERAGE, Average
 from vit_jax.config import defaults
 from vit_jax.config.load import from_dict, require_run, section
 from vit_jax.config.origin import require_allowed
@@ -48,6 +49,7 @@ def load(
     mean: float | Sequence[float] | None = None,
     std: float | Sequence[float] | None = None,
     positions: str = '',
+    average: Average = 1,
     allowed: Sequence[str] = (),
 ) -> tuple[Any, dict[str, PyTree]]:
     """Load a model and its weights; of a masked autoencoder and the like only the `backbone`.
@@ -71,6 +73,7 @@ def load(
       positions: Interpolation of position embeddings for another image size: 'bilinear',
         'bicubic' or 'antialiased' bicubic. Defaults to the interpolation of the checkpoint's code
         base: vision_transformer (and runs), transformers, or timm.
+      average: Of a run, see `read`.
       allowed: Modules of your own that the config of a run may name, such as `['my_lab']`.
 
     Returns:
@@ -85,7 +88,9 @@ def load(
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     if positions:
         check_choice('positions', positions, POSEMBS)
-    stored = backbone(read(path, mean=mean, std=std, image_size=size, allowed=allowed))
+    stored = backbone(
+        read(path, average=average, mean=mean, std=std, image_size=size, allowed=allowed)
+    )
     stored = dataclasses.replace(stored, positions=positions or stored.positions)
     trained = adapt_model(stored, size, num_classes)
     model = trained.model
@@ -133,7 +138,7 @@ def read(
     path: Path,
     *,
     step: Step = None,
-    average: int = 1,
+    average: Average = 1,
     mean: Any = None,
     std: Any = None,
     image_size: Size | None = None,
@@ -144,7 +149,9 @@ def read(
     Args:
       path, mean, std, image_size, allowed: See `load`.
       step: Kept checkpoint of a run, or 'best', if `path` names none. Defaults to the newest.
-      average: Number of a run's checkpoints to average, up to `step`.
+      average: Number of a run's checkpoints to average, up to `step`; or the decay of one of its
+        averages (`config.step.ema_decay`), by default the first; or 'none' for the parameters
+        without average. The best step has the average that its evaluation measured.
 
     Raises:
       UserError: as `load`, or if there are no such checkpoints.
@@ -164,7 +171,7 @@ def open_run(
     image_size: Size | None = None,
     *,
     step: Step = None,
-    average: int = 1,
+    average: Average = 1,
     allowed: Sequence[str] = (),
 ) -> TrainedModel:
     """Open the model of a run (RUN, RUN@STEP); raise UserError for others, or as `open_model`."""
@@ -182,7 +189,7 @@ def open_model(
     image_size: Size | None = None,
     *,
     step: Step = None,
-    average: int = 1,
+    average: Average = 1,
     allowed: Sequence[str] = (),
     stored: TrainedModel | None = None,
 ) -> TrainedModel:
@@ -317,7 +324,7 @@ def adapt_model(
 
 
 def _read_run(
-    folder: pathlib.Path, step: Step, average: int, allowed: Sequence[str]
+    folder: pathlib.Path, step: Step, average: Average, allowed: Sequence[str]
 ) -> TrainedModel:
     """Read the run with checkpoints in `folder`; without a config file, use the checkpoint's."""
     has_config = (folder.parent / run_folder.CONFIG).is_file()
@@ -334,6 +341,8 @@ def _read_run(
     else:
         _require_unedited(config, folder, loaded_step, meta.get('config'))
     vocabulary.require_kept(folder.parent, meta.get('vocab'), section(config, Data).vocab)
+    if not isinstance(average, int):
+        _forget_averages(config)
     size, names = meta.get('input_size'), tuple(meta.get('class_names', ()))
     kinds = batches.kinds_from_checkpoint(meta)
     trained = TrainedModel(
@@ -355,12 +364,19 @@ def _read_run(
         return trained
     from vit_jax.inference import adapted  # imported here, since few runs have adapters
 
-    if average > 1:
+    if average not in (1, NO_AVERAGE):
         raise UserError(
             f'{folder.parent}: adapters (config.lora) are not averaged over checkpoints'
         )
     imported = read(str(section(config, Init).checkpoint), allowed=allowed)
     return adapted.merge_into_base(trained, imported, meta)
+
+
+def _forget_averages(config: ConfigDict) -> None:
+    """Let every evaluation measure the parameters that were read."""
+    for entry in config.evals.values():
+        if 'ema_decay' in entry:
+            del entry['ema_decay']
 
 
 def _require_unedited(

@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 import optax
 
-from vit_jax.config.run import Durations, Schedule, parse_duration
+from vit_jax.config.run import Durations, Schedule, Step, parse_duration
 from vit_jax.errors import UserError, nearest
 
 SHORTENED = 10  # a warm-up that does not fit takes one part in this many of the run
@@ -86,6 +86,22 @@ def strength(
         return peak
     assert times is not None, 'a schedule needs the length of the run'
     return make_schedule(schedule, peak, times)
+
+
+def average_decays(step: Step, times: Durations | None) -> list[float | Callable[[Any], Any]]:
+    """Return the decay of each average, a number or a function of the steps already taken."""
+    decays = [strength(step.ema_schedule, decay, times) for decay in step.ema_decays]
+    return [_warm_up(decay) for decay in decays] if step.ema_warmup else decays
+
+
+def _warm_up(decay: float | Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Bound a decay by (1 + t) / (10 + t) after t steps."""
+
+    def value(step: Any) -> Any:
+        t = jnp.asarray(step, jnp.float32)
+        return jnp.minimum(decay(step) if callable(decay) else decay, (1 + t) / (10 + t))
+
+    return value
 
 
 @dataclasses.dataclass(frozen=True)

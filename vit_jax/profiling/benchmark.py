@@ -120,7 +120,8 @@ def time_train(
     optimizer = tx(jax.eval_shape(initial)['params'])
 
     def init(variables: Any = None) -> TrainState:
-        state = init_state(initial(), optimizer, seed, ema=step.ema_decay > 0)
+        decays = step.ema_decays
+        state = init_state(initial(), optimizer, seed, bool(decays), decays[1:])
         return dataclasses.replace(state, frozen=variables)
 
     frozen_args = (frozen,) if frozen else ()

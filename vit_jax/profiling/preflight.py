@@ -28,7 +28,7 @@ PARAMETER = re.compile(r'parameter (\d+)')
 PARTS = {
     'parameters': re.compile(r"(state\.params|variables\['params'\])"),
     'optimizer': re.compile(r'state\.opt_state'),
-    'average of parameters': re.compile(r'state\.ema'),
+    'average of parameters': re.compile(r'state\.(other_)?ema'),
     'batch': re.compile(r'batch'),
 }
 MIN_MICROBATCH = 8  # examples of a microbatch on a chip

@@ -27,6 +27,7 @@ from vit_jax.profiling import task_flops, topology
 from vit_jax.profiling.compile_for import ERROR, FACTS, REQUEST, RESULT
 from vit_jax.profiling.cost import DataFacts, data_facts
 from vit_jax.runtime import process, sharding
+from vit_jax.step import TrainState
 from vit_jax.trainer.program import Program, make_program
 
 STEPS = ('train', 'eval', 'predict')
@@ -100,8 +101,8 @@ def collect_facts(compiled_run: Program, facts: DataFacts, refusal: str) -> dict
             for kind in facts.kinds
         ],
         'state': {
-            name: sum(map(_bytes_on_a_chip, jax.tree.leaves(getattr(compiled_run.target, name))))
-            for name in ('params', 'opt_state', 'ema', 'collections', 'frozen')
+            name: sum(map(_bytes_on_a_chip, jax.tree.leaves(tree)))
+            for name, tree in _parts(compiled_run.target).items()
         },
         'unit': compiled_run.layout.num_shards * facts.run.step.accum_steps,
         'mesh': dict(compiled_run.layout.mesh.shape),
@@ -114,6 +115,12 @@ def _model_flops(sam: Sam, compiled_run: Program, kind: Shape) -> dict[str, int]
     train = task_flops.step_flops(sam, compiled_run.model, compiled_run.task, kind.spec)
     forward = task_flops.evaluation_flops(compiled_run.model, compiled_run.task, kind.spec)
     return {'train': train, 'eval': forward, 'predict': forward}
+
+
+def _parts(state: TrainState) -> dict[str, Any]:
+    """Return the parts of a state whose bytes are told; all averages are one."""
+    names = ('params', 'opt_state', 'ema', 'collections', 'frozen')
+    return {name: getattr(state, name) for name in names} | {'ema': (state.ema, state.other_emas)}
 
 
 def _bytes_on_a_chip(leaf: Any) -> int:

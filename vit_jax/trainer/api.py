@@ -8,6 +8,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from vit_jax.checkpoints.averages import Average
 from vit_jax.config import load
 from vit_jax.inference.load import Path, open_model
 from vit_jax.interop.trained import Size
@@ -50,7 +51,7 @@ def evaluate(
     path: Path,
     *,
     step: Step = None,
-    average: int = 1,
+    average: Average = 1,
     image_size: Size | None = None,
     allowed: Sequence[str] = (),
     **choices: Any,
@@ -75,4 +76,5 @@ def evaluate(
     environment.keep_freed_memory_from_now()
     compile_cache.enable_for_python()
     trained = open_model(path, image_size, step=step, average=average, allowed=allowed)
-    return measure.prepare(trained, image_size=image_size, **choices).run()
+    prepared = measure.prepare(trained, image_size=image_size, allowed=allowed, **choices)
+    return prepared.run()

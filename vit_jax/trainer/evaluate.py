@@ -123,6 +123,25 @@ def run(
     return results
 
 
+def run_averages(
+    steps: EvalSteps,
+    evaluations: Mapping[str, Evaluation],
+    variables_at: Callable[[float | None], PyTree],
+    stopping: Stopping = no_stop,
+) -> dict[str, float]:
+    """Run evaluations, each with the average that it chooses; see `run`.
+
+    Args:
+      steps, evaluations, stopping: See `run`.
+      variables_at: Variables by `Evaluation.ema_decay`.
+    """
+    results: dict[str, float] = {}
+    for decay in dict.fromkeys(one.ema_decay for one in evaluations.values()):
+        chosen = {name: one for name, one in evaluations.items() if one.ema_decay == decay}
+        results |= run(steps, chosen, variables_at(decay), stopping)
+    return results
+
+
 def line(headlines: Mapping[str, tuple[str, ...]], results: Mapping[str, float]) -> str:
     """Return a line of results, with the headline metrics of each evaluation.
 

@@ -32,12 +32,14 @@ class Evaluation:
       evaluator: Evaluator that measures; None for the metrics of the task.
       fit: The data that the evaluator learns from, if it learns.
       headline: Metrics that a line of text shows; empty for all.
+      ema_decay: Average to evaluate, see `config.run.Evaluation`.
     """
 
     data: Dataset
     evaluator: Evaluator | None = None
     fit: Dataset | None = None
     headline: tuple[str, ...] = ()
+    ema_decay: float | None = None
 
     @property
     def signature(self) -> str:
@@ -132,7 +134,7 @@ def _open_eval(
         _check_ids(where, data, run.model.options.get('vocab_size'))
         vocabulary.require_ids(data.vocab, trained.model, f'{where}: {data.source.title}')
     if evaluator is None:
-        return Evaluation(data, headline=headline)
+        return Evaluation(data, headline=headline, ema_decay=entry.ema_decay)
     if steps.predict is None and not evaluator.patches:
         raise UserError(f'{where}: task {run.task.name!r} has no predictions to evaluate')
     fit = open_once(dataclasses.replace(entry, split=entry.fit)) if evaluator.learns else None
@@ -145,7 +147,7 @@ def _open_eval(
     except UserError as e:
         title = f', {fit.source.title}' if fit else ''
         raise UserError(f'{where}{title}: {e}') from e
-    return Evaluation(data, evaluator, fit, headline)
+    return Evaluation(data, evaluator, fit, headline, entry.ema_decay)
 
 
 def only_images(transforms: str) -> str:

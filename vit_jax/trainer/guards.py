@@ -161,7 +161,8 @@ class Guard:
         completed = fine_tune.complete_config(
             config, workdir.stored_config(folder), options.allowed
         )
-        self.config, self.notes = completed.config, completed.notes
+        self.config = workdir.settle_warmup(completed.config, folder)
+        self.notes = completed.notes
         self.checkpoint: TrainedModel | None = completed.checkpoint
         self.result = workdir.final_result(self.config, folder, options.extend)
         self._anew = options.restart and not workdir.has_intact_checkpoint(folder)

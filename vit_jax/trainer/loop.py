@@ -225,7 +225,8 @@ class Loop:
             self.guard.watchdog.beat(f'the evaluation after step {step}')
             if training.examples and due_examples(training, step, self.evaluated, is_last):
                 steps = training.program.eval_steps
-                training.examples.show(steps, self.state.variables, step, writer)
+                decay = training.evaluations[training.examples.entry].ema_decay
+                training.examples.show(steps, self.state.variables_at(decay), step, writer)
                 self.guard.watchdog.beat(f'the examples shown after step {step}')
             report = self.guard.options.report
             if report and report(step, self.results) and not is_last:
@@ -305,7 +306,8 @@ def evaluate_due(
       Interrupted: if a stop is requested between two batches or while waiting for one.
     """
     chosen = {name: training.evaluations[name] for name in names}
-    results = evaluate.run(training.program.eval_steps, chosen, state.variables, stop_requested)
+    steps = training.program.eval_steps
+    results = evaluate.run_averages(steps, chosen, state.variables_at, stop_requested)
     for evaluation in chosen.values() if jax.process_count() > 1 else ():
         share_broken_records(evaluation.data)
     return results

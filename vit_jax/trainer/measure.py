@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from vit_jax import signatures
+from vit_jax.checkpoints.averages import NO_AVERAGE
 from vit_jax.config import objects, schema
 from vit_jax.config.run import Data
 from vit_jax.config.run import Evaluation as Entry
@@ -17,6 +18,7 @@ from vit_jax.data.records import first_readable
 from vit_jax.data.sources import open_source
 from vit_jax.data.transforms import only_text_transforms, without_annotations
 from vit_jax.errors import UserError
+from vit_jax.inference.load import open_run
 from vit_jax.interop.preprocessing import change_size
 from vit_jax.interop.trained import Size, TrainedModel
 from vit_jax.runtime import mesh, sharding
@@ -36,16 +38,22 @@ class Measurement:
       trained: The model.
       evaluations: Evaluations by the names of their results.
       steps: Compiled for them.
+      read_average: Function that reads the model with the average of a decay, or 0 for none.
     """
 
     trained: TrainedModel
     evaluations: dict[str, Evaluation]
     steps: EvalSteps
+    read_average: Callable[[float], TrainedModel]
 
     def run(self) -> dict[str, float]:
         """Run the evaluations; return {'NAME/METRIC': value}."""
-        variables = self.steps.layout.create(lambda loaded: loaded, self.trained.variables)
-        return evaluate.run(self.steps, self.evaluations, variables)
+
+        def variables_at(decay: float | None) -> Any:
+            model = self.trained if decay is None else self.read_average(decay)
+            return self.steps.layout.create(lambda loaded: loaded, model.variables)
+
+        return evaluate.run_averages(self.steps, self.evaluations, variables_at)
 
     def line(self, results: dict[str, float]) -> str:
         """Return the results as a line; see `evaluate.line`."""
@@ -63,6 +71,7 @@ def prepare(
     image_size: Size | None = None,
     evaluators: Sequence[str] = (),
     fit: str | None = None,
+    allowed: Sequence[str] = (),
 ) -> Measurement:
     """Open the evaluations in the config of a model, as the arguments change them.
 
@@ -72,6 +81,7 @@ def prepare(
       image_size: Images of this height and width, see `interop.preprocessing.change_size`.
       evaluators: Evaluators instead of the config's, such as 'knn' or 'fewshot(shots=(1, 5))'.
       fit: The split that evaluators learn from; 'train' by default.
+      allowed: Modules of the user that the config may name.
 
     Raises:
       UserError: for data or evaluators that do not exist or do not suit the model.
@@ -98,7 +108,14 @@ def prepare(
             _require_fit(trained, entry, layout)
     steps = compile_steps(trained.model, trained.task, layout, trained.settings.seed)
     opened = open_evals(trained.settings, layout, steps, trained)
-    return Measurement(trained, {titles[name]: one for name, one in opened.items()}, steps)
+
+    def read_average(decay: float) -> TrainedModel:
+        where, average = str(trained.path), decay or NO_AVERAGE
+        return open_run(where, image_size, step=trained.step, average=average, allowed=allowed)
+
+    return Measurement(
+        trained, {titles[name]: one for name, one in opened.items()}, steps, read_average
+    )
 
 
 def _resize_evaluation(entry: Entry, size: Size) -> Entry:

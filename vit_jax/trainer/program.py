@@ -329,7 +329,8 @@ def compile_program(
 
     def init(params: Mapping[str, Any] | None = None, held: Any = None) -> TrainState:
         variables = draft.initialize(params or {})
-        state = init_state(variables, optimizer.tx, run.seed, ema=run.step.ema_decay > 0)
+        decays = run.step.ema_decays
+        state = init_state(variables, optimizer.tx, run.seed, bool(decays), decays[1:])
         held = frozen.zeros if frozen and held is None else held
         return dataclasses.replace(state, frozen=held or None)
 

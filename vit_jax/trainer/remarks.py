@@ -36,7 +36,7 @@ class Remarks:
             *_trained_splits(training.run),
             *self._shared_files(),
             _warmup(training),
-            self._average(),
+            *self._averages(),
             self._batch_norm(),
         ]
         return [line for line in found if line]
@@ -92,21 +92,22 @@ class Remarks:
                 )
         return lines
 
-    def _average(self) -> str:
+    def _averages(self) -> list[str]:
         training, step = self.training, self.training.run.step
-        if not step.ema_decay:
-            return ''
-        total = training.timetable.total
-        decay = schedules.strength(step.ema_schedule, step.ema_decay, training.times)
-        values = decay(np.arange(total)) if callable(decay) else np.full(total, decay)
-        share = float(np.prod(np.asarray(values, np.float64)))
-        if share <= HELD:
-            return ''
-        return (
-            f'the average of the parameters still holds {share:.0%} of its initial values after '
-            f'{total:,} steps: config.step.ema_decay={step.ema_decay:g} is for longer runs; '
-            f'{math.floor(1e4 * 0.01 ** (1 / total)) / 1e4:g} leaves 1%'
-        )
+        lines, total = [], training.timetable.total
+        for peak, decay in zip(
+            step.ema_decays, schedules.average_decays(step, training.times), strict=True
+        ):
+            values = decay(np.arange(total)) if callable(decay) else np.full(total, decay)
+            share = float(np.prod(np.asarray(values, np.float64)))
+            if share > HELD:
+                lines.append(
+                    f'the average of the parameters still holds {share:.0%} of its initial values '
+                    f'after {total:,} steps: config.step.ema_decay={peak:g} is for longer runs; '
+                    f'{math.floor(1e4 * 0.01 ** (1 / total)) / 1e4:g} leaves 1%, and '
+                    'config.step.ema_warmup=True in a new run almost nothing'
+                )
+        return lines
 
     def _batch_norm(self) -> str:
         run, state = self.training.run, self.training.program.abstract_state

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import json
 import pathlib
@@ -16,12 +17,13 @@ from vit_jax.checkpoints.best import BESTS
 from vit_jax.checkpoints.checkpointer import Checkpointer
 from vit_jax.config import defaults
 from vit_jax.config.load import from_dict, require_run, section, to_json
-from vit_jax.config.run import LEFT_OPEN, Optim
+from vit_jax.config.run import LEFT_OPEN, Branch, Optim, Schedule, Step
 from vit_jax.errors import EXIT_FAILED, UserError
 from vit_jax.optim.schedules import depends_on_total
 from vit_jax.runtime import environment, processes
 from vit_jax.step import TrainState
 from vit_jax.storage import lock, paths, run_folder
+from vit_jax.storage.model_ref import ModelRef
 from vit_jax.trainer.build import Training
 from vit_jax.trainer.early_stopping import Bests
 from vit_jax.trainer.meter import Diverged
@@ -58,6 +60,28 @@ def final_result(
             f'{_continuation_advice(config, folder, changed)}'
         )
     return run_folder.read_result(folder)
+
+
+def settle_warmup(config: ConfigDict, folder: pathlib.Path) -> ConfigDict:
+    """Copy a config that averages parameters with `config.step.ema_warmup` set if it was open.
+
+    A run or branch goes on as it began, also without the key; a new one warms up, unless its decay
+    has a schedule.
+    """
+    step = section(config, Step)
+    if not step.ema_decays or step.ema_warmup is not None:
+        return config
+    before = stored_config(folder)
+    if before is None and (trunk := section(config, Branch).folder):
+        run = ModelRef.parse(trunk).find_run()
+        before = stored_config(paths.absolute(trunk if run is None else run.folder.parent))
+    begun = step.ema_schedule == Schedule() if before is None else section(before, Step).ema_warmup
+    if not begun:
+        return config
+    config = copy.deepcopy(config)
+    with config.unlocked(), config.ignore_type():
+        config.step.ema_warmup = begun
+    return config
 
 
 def stored_config(folder: pathlib.Path) -> ConfigDict | None:

@@ -46,8 +46,17 @@ def remarks(config: Mapping[str, Any], metrics: Iterable[str]) -> dict[str, str]
         reasons['train/loss'].append('label smoothing')
     notes = {name: f'with {", ".join(causes)}' for name, causes in reasons.items() if causes}
     if step.get('ema_decay'):
-        notes |= {name: 'EMA weights' for name in metrics if not name.startswith('train/')}
+        evaluated = (name for name in metrics if not name.startswith('train/'))
+        notes |= {name: note for name in evaluated if (note := _average_note(config, name))}
     return notes
+
+
+def _average_note(config: Mapping[str, Any], metric: str) -> str:
+    """Name the average that an evaluation measures; '' for none."""
+    entry = (config.get('evals') or {}).get(metric.partition('/')[0]) or {}
+    if (decay := entry.get('ema_decay')) is None:
+        return 'EMA weights'
+    return f'EMA weights {decay}' if decay else ''
 
 
 def plot_curves(

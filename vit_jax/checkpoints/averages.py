@@ -1,0 +1,57 @@
+"""Choice of a run's average: by `--average`, or as the best step was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vit_jax.checkpoints.best import KEPT, best_from_meta
+from vit_jax.checkpoints.format import OTHERS
+from vit_jax.config.run import Step, average_key, parse_goal
+from vit_jax.config.schema import find_section, make_section
+from vit_jax.errors import UserError
+
+# Number of checkpoints whose first averages are averaged again, the decay of one of several
+# averages, or NO_AVERAGE for the parameters themselves.
+Average = int | float | str
+NO_AVERAGE = 'none'
+
+
+def checkpoint_count(average: Average) -> int:
+    """Return the number of checkpoints that a choice reads."""
+    return average if isinstance(average, int) else 1
+
+
+def stored_path(average: Average, meta: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    """Return the place of the chosen parameters in a stored state; empty for the run's first.
+
+    Args:
+      average: Choice of an average.
+      meta: Metadata of the checkpoint.
+      where: The checkpoint, for the message.
+
+    Raises:
+      UserError: if the run does not keep this average.
+    """
+    if isinstance(average, int):
+        return ()
+    if average == NO_AVERAGE:
+        return ('params',)
+    kept = make_section(Step, find_section(meta.get('config', {}), 'step'), 'config.step')
+    if average not in kept.ema_decays:
+        decays = ', '.join(map(str, kept.ema_decays)) or 'none'
+        raise UserError(
+            f'average {average}: {where} has averages of the decays (config.step.ema_decay): '
+            f'{decays}'
+        )
+    return () if average == kept.ema_decays[0] else (OTHERS, average_key(float(average)))
+
+
+def measured_average(meta: Mapping[str, Any]) -> Average:
+    """Return the average that the evaluation of `config.checkpoint.keep_best` measures."""
+    best, config = best_from_meta(meta, KEPT), meta.get('config', {})
+    if best is None:
+        return 1
+    entry = parse_goal(best.goal, 'config.checkpoint.keep_best').metric.partition('/')[0]
+    decay = find_section(config, f'evals.{entry}').get('ema_decay')
+    return 1 if decay is None else decay or NO_AVERAGE
