@@ -53,7 +53,7 @@ def test_keys_of_an_entry_depend_on_its_evaluator() -> None:
         return set(schema.parameters({'evals': {'x': entry}}, 'evals.x'))
 
     data = set(KEYS['data'].split())
-    entry = data | {'evaluator', 'every', 'batch_size'}
+    entry = data | {'evaluator', 'every', 'batch_size', 'ema_decay'}
     assert keys() == entry
     assert keys(evaluator='knn') == entry | {'fit', 'k', 'temperature'}
     assert keys(evaluator='bleu') == entry | {'edges', 'reference', 'tokenize'}
