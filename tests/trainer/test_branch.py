@@ -31,7 +31,7 @@ def make_config(repo):
         with config.unlocked():
             config.optim.schedule = dict(name='rsqrt', warmup='2 steps', timescale='4 steps')
             config.optim.schedule.cooldown = f'{cooldown} steps'
-            config.step.ema_decay = 0.9
+            config.step.ema_decay, config.step.ema_warmup = 0.9, True
             config.every = dict(log='1', eval='4', checkpoint='2')
             config.checkpoint = dict(keep_last=1, keep_every='4 steps')
         more = {k.replace('__', '.'): v for k, v in more.items()}

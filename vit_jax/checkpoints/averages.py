@@ -8,7 +8,6 @@ from typing import Any
 from vit_jax.checkpoints.best import KEPT, best_from_meta
 from vit_jax.checkpoints.format import OTHERS
 from vit_jax.config.run import Step, average_key, parse_goal
-from vit_jax.config.schema import find_section, make_section
 from vit_jax.errors import UserError
 
 # Number of checkpoints whose first averages are averaged again, the decay of one of several
@@ -37,7 +36,8 @@ def stored_path(average: Average, meta: Mapping[str, Any], where: str) -> tuple[
         return ()
     if average == NO_AVERAGE:
         return ('params',)
-    kept = make_section(Step, find_section(meta.get('config', {}), 'step'), 'config.step')
+    step = meta.get('config', {}).get('step', {})
+    kept = Step(ema_decay=step.get('ema_decay', Step.ema_decay))
     if average not in kept.ema_decays:
         decays = ', '.join(map(str, kept.ema_decays)) or 'none'
         raise UserError(
@@ -53,5 +53,5 @@ def measured_average(meta: Mapping[str, Any]) -> Average:
     if best is None:
         return 1
     entry = parse_goal(best.goal, 'config.checkpoint.keep_best').metric.partition('/')[0]
-    decay = find_section(config, f'evals.{entry}').get('ema_decay')
+    decay = config.get('evals', {}).get(entry, {}).get('ema_decay')
     return 1 if decay is None else decay or NO_AVERAGE
