@@ -4,9 +4,9 @@ r"""Images out of gray or small ones: colorization and super-resolution by JiT, 
     python -m vit_jax predict --workdir runs/jit_gray photo.jpg --out colors.png
     python -m vit_jax evaluate --workdir runs/jit_gray --evaluator restoration
 
-The argument is `gray`, the default, or `small` for images whose sides are a quarter as long, of
-scenes of digits at 48 pixels. With `data=cifar10` they learn from CIFAR-10 at 32 pixels, and with
-`data=digits` from handwritten digits of 8 pixels, of which 2 x 2 pixels are given.
+The argument is `gray`, the default but for digits, or `small` for images whose sides are a quarter
+as long, of scenes of digits at 48 pixels. With `data=cifar10` they learn from CIFAR-10 at 32
+pixels, and with `data=digits` from handwritten digits of 8 pixels, of which 2 x 2 are given.
 
 Expected: samples that fit what is given, and differ where it leaves a choice. Where colors or
 details are uncertain, a sample is farther from the original than what is given, which lies in the
@@ -31,10 +31,11 @@ DATA = {
 
 
 def get_config(
-    given: Literal['gray', 'small'] = 'gray',
+    given: Literal['gray', 'small'] | None = None,
     data: Literal['scenes', 'cifar10', 'digits'] = 'scenes',
 ) -> ConfigDict:
     """What is given, and the images."""
+    given = given or ('small' if data == 'digits' else 'gray')  # digits are gray
     source, transforms, patch_size = DATA[data]
     config = ConfigDict()
     config.total = '40000 examples'
