@@ -73,7 +73,9 @@ REFUSED: dict[str, dict[str, str]] = {
     'train': {
         f'{WITHOUT_IMAGES}|{TOWERS}|{PIXELS}|.*detr.*|{DEPTH}': 'config.init.select',
     },
-    'convert authors_dinov3 authors': {'(?!.*dinov3).*': 'authors of DINOv3 have no model with'},
+    'convert authors_dinov3 authors': {
+        '(?!.*dinov3|authors_dinov2).*': 'authors of DINOv3 have no model with'
+    },
     'convert timm_vit timm': {OTHER_VITS: 'timm has no ViT with'},
     'convert transformers_vit transformers': {'run_(vit|mup|lora)': 'has no such model'},
     'convert vision_transformer npz': {

@@ -53,7 +53,7 @@ def test_fit_as_a_table(points, tmp_path, capsys):
     argv = ['--csv', points, *COLUMNS, '--by', 'model', '--against', 'm2,power', '--json', file]
     argv += ['--form', 'shifted']
     lines = run(capsys, 'fit', *argv).splitlines()
-    assert lines[0] == 'shifted: a (x + d)^-b + c'
+    assert lines[0].startswith('shifted: ') and lines[0].endswith(' a (x + d)^-b + c')
     assert ' '.join(lines[1].split()) == 'model points a b c d held out m2 power'
     assert [line.split()[0] for line in lines[2:4]] == ['S', 'B']
     assert 'power: ' in lines[-1] and 'better on 2 of 2 curves (100%)' in lines[-1]
@@ -176,7 +176,7 @@ def test_a_report_leaves_out_runs_that_cannot_be_fitted(tmp_path, capsys):
     assert f'left out: {tmp_path}/runs/10: has no test/accuracy' in output
     assert '9 of 11 runs' in output
     page = (tmp_path / 'out' / 'scaling.md').read_text()
-    assert '\n\n9 runs; 1 curves' in page and 'runs/10: has no test/accuracy' in page
+    assert '\n\n9 runs; 1 curve ' in page and 'runs/10: has no test/accuracy' in page
     (tmp_path / 'runs' / '0' / 'metrics.jsonl').write_text('{"step": 1, "val/loss": 0}\n')
     with pytest.raises(UserError, match='none of the 11 runs can be fitted; '):
         scaling.main([*map(str, argv), '--y', 'val/loss', '--x', 'val/loss'])

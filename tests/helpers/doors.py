@@ -45,8 +45,8 @@ ROTARY = BARE | {
 }
 EOMT = VIT | {'mlp_dim': 64, 'layer_scale': 0.1, 'num_queries': 3, 'query_blocks': 1}
 DPT = {key: VIT[key] for key in ('patch_size', 'width', 'depth', 'num_heads')} | {
-    **{'mlp_dim': 64, 'layer_scale': 0.1, 'hidden_layers': (1, 2), 'factors': (2, 0.5)},
-    **{'channels': (4, 6), 'fusion_width': 8, 'gelu': 'erf'},
+    **{'mlp_dim': 64, 'layer_scale': 0.1, 'maps': ((1, 2, 4), (2, 0.5, 6))},
+    **{'fusion_width': 8, 'gelu': 'erf'},
 }
 TOWERS = {
     **{'vocab_size': 9, 'length': 4, 'patch_size': 4, 'width': 32, 'depth': 1, 'mlp_dim': 24},

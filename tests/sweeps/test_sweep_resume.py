@@ -95,4 +95,5 @@ def test_a_worker_trains_the_example(tmp_path, repo, monkeypatch, one_device):
     assert {other.state for other in others} == {TrialState.WAITING}
     stored = json.loads((tmp_path / '0001' / 'config.json').read_text())
     assert stored['optim']['lr'] == trial.params['optim.lr']
-    assert stored == trial.user_attrs['config'] | {'model': stored['model']}
+    settled = {'model': stored['model'], 'step': stored['step']}  # by the data, and by the start
+    assert stored == trial.user_attrs['config'] | settled

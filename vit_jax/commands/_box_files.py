@@ -107,7 +107,8 @@ def _voc_text(name: str, size: Sequence[int], rows: Sequence[Mapping[str, Any]])
 
 def _add(element: ElementTree.Element, texts: Mapping[str, Any]) -> None:
     for name, text in texts.items():
-        ElementTree.SubElement(element, name).text = str(text)
+        child = ElementTree.SubElement(element, name)
+        child.text = str(text)
 
 
 def _write(out: str, file: str, text: str) -> None:

@@ -45,12 +45,12 @@ class Model(base.PatchModel):
     Attributes:
       patch_size, width, depth, mlp_dim, num_heads, registers, dropout, no_bias: See `vit.Model`.
       class_token: Whether the ViT has a class token.
-      hidden_layers: Layers whose tokens the head reads, in order: 1 is the first block. The last is
-        `depth`. They go through the final norm, if `block.final_norm` (Depth Anything; not in DPT).
+      maps: Layer, factor and channels of each map that the head reads, in order of layers: 1 is the
+        first block, the last is `depth`. The map's side is `factor` times that of the grid of
+        patches, N or 1 / N. Tokens go through the final norm, if `block.final_norm` (Depth
+        Anything; not in DPT).
       readout: What each patch takes from the class token: 'ignore' for nothing, 'add' for the sum,
         or 'project' for a dense layer of both.
-      factors: Side of each layer's map in parts of the grid of patches.
-      channels: Channels of each layer's map.
       fusion_width: Channels of all maps when they are added up, from the deepest.
       head_width: Channels before the depth.
       fits_image: Whether maps are enlarged to the size of the next one, and depth to the image's
@@ -73,10 +73,13 @@ class Model(base.PatchModel):
     dropout: float = 0.0
     no_bias: tuple[str, ...] = ()
     class_token: bool = True
-    hidden_layers: tuple[int, ...] = (3, 6, 9, 12)
+    maps: tuple[tuple[int, float, int], ...] = (
+        (3, 4, 48),
+        (6, 2, 96),
+        (9, 1, 192),
+        (12, 0.5, 384),
+    )
     readout: str = 'ignore'
-    factors: tuple[float, ...] = (4, 2, 1, 0.5)
-    channels: tuple[int, ...] = (48, 96, 192, 384)
     fusion_width: int = 64
     head_width: int = 32
     fits_image: bool = True
@@ -88,14 +91,14 @@ class Model(base.PatchModel):
     dtype: str = 'float32'
 
     effects: ClassVar = {
-        **dict.fromkeys(('hidden_layers', 'factors', 'fits_image', 'readout'), 'binding'),
+        **dict.fromkeys(('maps', 'fits_image', 'readout'), 'binding'),
         'max_depth': 'noted',
     }
 
     def __post_init__(self) -> None:
         check_counts(self, 'fusion_width', 'head_width')
         check_choice('readout', self.readout, READOUTS)
-        self._check_layers()
+        self._check_maps()
         if self.readout != 'ignore' and not self.class_token:
             raise UserError(f'readout={self.readout!r} needs a class token: set class_token=True')
         if self.max_depth is not None and self.max_depth <= 0:
@@ -107,20 +110,27 @@ class Model(base.PatchModel):
         self.backbone_module()
         super().__post_init__()
 
-    def _check_layers(self) -> None:
-        layers, counts = self.hidden_layers, (len(self.factors), len(self.channels))
-        if not layers or list(layers) != sorted({*layers}) or layers[0] < 1:
-            raise UserError(f'hidden_layers={layers}: must be increasing numbers from 1')
+    def _check_maps(self) -> None:
+        if not self.maps or any(len(entry) != 3 for entry in self.maps):
+            raise UserError(f'maps={self.maps}: give a layer, a factor and channels for each map')
+        layers = self.hidden_layers
+        if list(layers) != sorted({*layers}) or layers[0] < 1:
+            raise UserError(f'maps={self.maps}: layers must be increasing numbers from 1')
         if layers[-1] != self.depth:
-            raise UserError(f'hidden_layers={layers}: the last must be depth={self.depth}')
-        if counts != (len(layers),) * 2:
-            raise UserError(
-                f'hidden_layers has {len(layers)} layers, but factors {counts[0]} and channels '
-                f'{counts[1]}: give one of each for every layer'
-            )
+            raise UserError(f'maps={self.maps}: the last layer must be depth={self.depth}')
         for factor in self.factors:
             if factor <= 0 or (factor % 1 and (1 / factor) % 1):
-                raise UserError(f'factors={self.factors}: must be N or 1 / N for whole numbers N')
+                raise UserError(f'maps={self.maps}: factors must be N or 1 / N for whole numbers N')
+
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        """Numbers of the layers whose tokens the head reads."""
+        return tuple(layer for layer, _, _ in self.maps)
+
+    @property
+    def factors(self) -> tuple[float, ...]:
+        """Side of each map in parts of the grid of patches."""
+        return tuple(factor for _, factor, _ in self.maps)
 
     def backbone_module(self) -> Tokens:
         """Make the module of the ViT, which is not bound."""
@@ -157,13 +167,12 @@ class Model(base.PatchModel):
         dtype = jnp.dtype(self.dtype)
         self.vit = self.backbone_module()
         nn.share_scope(self, self.vit)  # its parameters are at the top level, as in a ViT
-        shapes = list(zip(self.channels, self.factors, strict=True))
         self.reassemble = [
             Reassemble(channels, factor, self.readout, self.block.gelu, dtype)
-            for channels, factor in shapes
+            for _, factor, channels in self.maps
         ]
-        self.neck = [_conv(self.fusion_width, 3, dtype, use_bias=False) for _ in shapes]
-        self.fusion = [Fusion(dtype) for _ in shapes]
+        self.neck = [_conv(self.fusion_width, 3, dtype, use_bias=False) for _ in self.maps]
+        self.fusion = [Fusion(dtype) for _ in self.maps]
         self.depth_head = DepthHead(self.head_width, self.max_depth, dtype)
 
     def __call__(

@@ -200,6 +200,8 @@ def _scaled_strength(strength: Strength, mult: float) -> Strength:
 
 def factory(name: str) -> Callable[..., optax.GradientTransformation]:
     """Find the constructor of an optimizer; UserError if it does not exist."""
+    if not isinstance(name, str):  # from a file that something else has written
+        raise UserError(f'config.optim.name={name!r}: expected str')
     if name not in OWN and not _is_optimizer(name):
         raise UserError('config.optim.name: ' + nearest('optimizer', name, optimizers()))
     return resolve(__package__, OWN[name], name) if name in OWN else getattr(optax, name)

@@ -166,10 +166,8 @@ def _fields(
         **of_vit,
         'name': 'dpt',
         'class_token': 'cls_token' in trained.params,
-        'hidden_layers': _layers(extra, backbone),
+        'maps': _maps(extra, backbone),
         'readout': 'ignore' if is_anything else extra.get('readout_type', 'project'),
-        'factors': tuple(extra['reassemble_factors']),
-        'channels': tuple(extra['neck_hidden_sizes']),
         'fusion_width': int(extra['fusion_hidden_size']),
         'head_width': len(flat['head.conv2.bias' if is_anything else 'head.head.2.bias']),
         'fits_image': is_anything,
@@ -183,6 +181,20 @@ _HEADLESS = (
     *('name', 'num_classes', 'pool', 'pool_heads', 'pool_mlp_dim', 'fc_norm', 'head_norm'),
     *('representation_size', 'head_bias', 'scan'),
 )
+
+
+def _maps(
+    extra: Mapping[str, Any], backbone: Mapping[str, Any] | None
+) -> tuple[tuple[int, float, int], ...]:
+    """Return the layer, the factor and the channels of each map."""
+    layers, factors = _layers(extra, backbone), extra['reassemble_factors']
+    channels = extra['neck_hidden_sizes']
+    if not len(layers) == len(factors) == len(channels):
+        raise UserError(
+            f'{_SOURCE}: config.json has {len(layers)} layers for the neck, but '
+            f'{len(factors)} reassemble_factors and {len(channels)} neck_hidden_sizes'
+        )
+    return tuple(zip(layers, factors, channels, strict=True))
 
 
 def _layers(extra: Mapping[str, Any], backbone: Mapping[str, Any] | None) -> tuple[int, ...]:
@@ -203,7 +215,10 @@ def _read_heads(flat: Flat, table: names.Table, fields: Mapping[str, Any]) -> Fl
         if '.residual_layer' in name and (bias := name.replace('.weight', '.bias')) not in used:
             used[bias] = np.zeros(len(used[name]), np.float32)
     heads = torch_layout.read(used, table, 1, _SOURCE)
-    return {name: _transpose_kernel(name, x, fields['factors']) for name, x in heads.items()}
+    return {
+        name: _transpose_kernel(name, x, [factor for _, factor, _ in fields['maps']])
+        for name, x in heads.items()
+    }
 
 
 def _transpose_kernel(name: str, array: np.ndarray, factors: Any) -> np.ndarray:
@@ -261,7 +276,7 @@ def write(trained: TrainedModel) -> Written:
     written = _transformers.write(backbone, [form])
     prefix = 'backbone.' if with_dinov2 else 'dpt.'
     arrays = names.flatten(heads)
-    arrays = {name: _transpose_kernel(name, x, model['factors']) for name, x in arrays.items()}
+    arrays = {name: _transpose_kernel(name, x, trained.model.factors) for name, x in arrays.items()}
     metric = model['max_depth'] is not None or (kind == _DPT and with_dinov2)
     notes = written.notes
     if trained.task_config.get('output', METERS) != (METERS if metric else INVERSE):
@@ -326,12 +341,12 @@ def _config(
     """Build config.json."""
     config: dict[str, Any] = {
         'model_type': kind,
-        'reassemble_factors': list(model['factors']),
-        'neck_hidden_sizes': list(model['channels']),
+        'reassemble_factors': [factor for _, factor, _ in model['maps']],
+        'neck_hidden_sizes': [channels for _, _, channels in model['maps']],
         'fusion_hidden_size': model['fusion_width'],
         'head_in_index': -1,
     }
-    layers = list(model['hidden_layers'])
+    layers = [layer for layer, _, _ in model['maps']]
     if with_dinov2:
         config['backbone_config'] = {
             **backbone,
