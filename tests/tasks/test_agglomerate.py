@@ -16,10 +16,10 @@ from vit_jax.checkpoints import checkpointer
 from vit_jax.config import load, origin
 from vit_jax.errors import UserError
 from vit_jax.models import vit, vit_adaptors
-from vit_jax.nn.standardize import Standardize
 from vit_jax.ops import phi_s
 from vit_jax.profiling import task_flops
 from vit_jax.tasks import agglomerate
+from vit_jax.tasks.agglomerate import Standardize
 from vit_jax.tasks.base import check_rows_are_separable
 from vit_jax.trainer import build, train
 from vit_jax.tree_paths import param_paths

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,7 +20,6 @@ from jax import Array
 
 from vit_jax.array_types import Float
 from vit_jax.errors import UserError
-from vit_jax.nn.standardize import Standardize
 from vit_jax.ops import phi_s
 from vit_jax.ops.terms import Term
 from vit_jax.tasks import _views
@@ -231,3 +231,26 @@ LOSSES: Mapping[str, tuple[str, Loss, str]] = {
     'smooth_l1': ('patches', smooth_l1, 'smooth_l1_weight'),
 }
 WIDTHS = {'summary': 'summary_widths', 'patches': 'patch_widths'}
+
+
+class Standardize(nn.Module):
+    """y = matrix (x - mean), with `mean` [D] and `matrix` [D D] of `vit_jax.ops.phi_s`.
+
+    Attributes:
+      width: D, number of channels.
+    """
+
+    width: int
+
+    def setup(self) -> None:
+        self.mean = self.param('mean', nn.initializers.zeros, (self.width,))
+        self.matrix = self.param('matrix', lambda key: jnp.eye(self.width))
+
+    def __call__(self, x: Float[Array, '*B D']) -> Float[Array, '*B D']:
+        return jnp.matmul(x.astype(jnp.float32) - self.mean, self.matrix.T, precision='highest')
+
+    def invert(self, y: Float[Array, '*B D']) -> Float[Array, '*B D']:
+        """Return the features that were standardized."""
+        # The matrix is a rotation divided by phi: its rows have the length 1 / phi.
+        variance = self.width / jnp.square(self.matrix).sum()
+        return jnp.matmul(y, self.matrix, precision='highest') * variance + self.mean
