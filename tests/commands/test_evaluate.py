@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 
@@ -9,6 +10,8 @@ import pytest
 from helpers.runs import in_checkpoint
 
 from vit_jax.__main__ import main
+from vit_jax.commands.evaluate import with_sampling_flags
+from vit_jax.inference.load import open_run
 
 
 @pytest.fixture
@@ -84,3 +87,13 @@ def test_a_report_of_a_task_that_predicts_nothing_is_refused(
     *_, line = capsys.readouterr().err.splitlines()
     assert '--report' in line and "'mute_lab.tasks'" in line
     assert not (tmp_path / 'a.png').exists()
+
+
+def test_samples_are_evaluated_with_the_flags_of_sampling(repo, capsys):
+    flags = argparse.Namespace(steps=3, guidance=None, sampler='heun')
+    jit = with_sampling_flags(open_run(repo / 'tests/golden/run_jit'), flags).task
+    assert (jit.steps, jit.sampler) == (3, 'heun')
+    digits = str(repo / 'tests/golden/run_digits')
+    assert main(['evaluate', digits, '--steps', '3']) == 2
+    error = capsys.readouterr().err
+    assert '--steps' in error and 'classify' in error

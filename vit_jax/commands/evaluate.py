@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
 import json
 import sys
@@ -66,6 +67,9 @@ def main(argv: Sequence[str]) -> int:
         help='picture of the confusion matrix, or of average precision by class for a detector; '
         'prints the result of each class, too',
     )
+    from vit_jax.viz import generate
+
+    generate.add_sampling_flags(parser)
     add_json_flag(parser, ', with every metric')
     args = parser.parse_args(argv)
     check_model_flags(parser, args)
@@ -87,7 +91,7 @@ def main(argv: Sequence[str]) -> int:
     compile_cache.enable()
     prepare = functools.partial(
         measure.prepare,
-        open_model(parser, args),
+        with_sampling_flags(open_model(parser, args), args),
         source=args.source,
         split=args.split,
         classes=args.classes,
@@ -115,6 +119,25 @@ def main(argv: Sequence[str]) -> int:
     if classes:
         print(f'{class_table(classes["classes"])}\n{args.report}')
     return 0
+
+
+def with_sampling_flags(trained: Any, args: argparse.Namespace) -> Any:
+    """Apply `--guidance`, `--steps` and `--sampler` to the model's task.
+
+    Raises:
+      UserError: A flag is set, and the task does not generate images.
+    """
+    from vit_jax.tasks.generate import Task
+    from vit_jax.viz import generate
+
+    flags = [name for name in generate.SAMPLING if getattr(args, name) is not None]
+    if not flags:
+        return trained
+    if not isinstance(trained.task, Task):
+        raise UserError(
+            f'--{flags[0]}: the task {trained.settings.task.name!r} does not generate images'
+        )
+    return trained.adapted(task=generate.with_sampling_flags(trained.task, args))
 
 
 def parse_classes(text: str) -> tuple[int, ...]:

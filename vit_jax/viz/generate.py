@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SIDE = 1.0  # inches of a sample in a grid
+SAMPLING = ('guidance', 'steps', 'sampler')  # options of the task that have flags
 
 
 class Viz(base.Viz):
@@ -65,7 +66,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
         '--guidance',
         type=float,
         metavar='W',
-        help="guidance scale, 1 for none (default: the task's)",
+        help="guidance scale of generated images, 1 for none (default: the task's)",
     )
     add(
         '--steps',
@@ -78,7 +79,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
 
 def with_sampling_flags(task: Any, flags: argparse.Namespace, *names: str) -> Any:
     """Apply the flags that are set to the task; `names` are further flags."""
-    options = {name: getattr(flags, name) for name in ('guidance', 'steps', 'sampler', *names)}
+    options = {name: getattr(flags, name) for name in (*SAMPLING, *names)}
     return dataclasses.replace(task, **{k: v for k, v in options.items() if v is not None})
 
 
