@@ -4,12 +4,12 @@
 
 A linear classifier of digits, or another config by `--config FILE`, on one device: almost all of a
 small model's step is the host's work. `step` calls the compiled step on a batch that is on the
-device, and waits for the loss of the step before the last; `bare` also places that batch; `loop` is
-a whole run on it that logs every 50 steps, with neither evaluations nor saves among the steps
-measured; `data` is the same run on batches that are made of the data, of digits in memory by
-`pad_and_crop(1)`. They take turns in every round, in reversed order in every other one.
-Numbers are milliseconds a step, the lowest of all rounds: `wall` by the clock, `thread` CPU time of
-the thread of the loop, `process` that of all threads, the devices' included.
+device, and waits for the loss of the step before the last; `bare` also hands it over from the
+host; `loop` is a whole run on it that logs every 50 steps, with neither evaluations nor saves
+among the steps measured; `data` is the same run on batches that are made of the data, of digits in
+memory by `pad_and_crop(1)`. They take turns in every round, in reversed order in every other one.
+Numbers are milliseconds a step, the lowest of all rounds: `wall` by the clock, `thread` CPU time
+of the thread of the loop, `process` that of all threads, the devices' included.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def time_step(training: Training) -> dict[str, float]:
 
 def time_bare(training: Training, put: Callable[[Any], Any] | None = None) -> dict[str, float]:
     program, data = training.program, training.data
-    put = put or program.layout.put_batch
+    put = put or program.layout.feed
     state, waiting = program.layout.create(program.init, {}), []
     for batch in itertools.islice(data.train_batches(0), training.timetable.total):
         state, metrics = program.train_step(state, put(batch))

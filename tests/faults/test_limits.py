@@ -205,15 +205,15 @@ def test_a_run_that_does_not_fit_is_refused(repo, tmp_path, monkeypatch, capsys)
 def test_memory_that_is_exhausted_in_a_run(repo, tmp_path, monkeypatch, capsys, call, code):
     """Launchers start it again only if it has trained; the run resumes."""
     monkeypatch.chdir(repo)
-    calls, put_batch = [], sharding.Jit.put_batch
+    calls, feed = [], sharding.Jit.feed
 
     def put(self, batch):
         calls.append(None)
         if len(calls) == call:
             raise jax.errors.JaxRuntimeError(ON_TPU)
-        return put_batch(self, batch)
+        return feed(self, batch)
 
-    monkeypatch.setattr(sharding.Jit, 'put_batch', put)
+    monkeypatch.setattr(sharding.Jit, 'feed', put)
     words = ['train', 'tests/helpers/linear.py', '--config.every.eval=20 steps']
     words += ['--config.every.checkpoint=5 steps', '--workdir', str(tmp_path / 'run')]
     assert main(words) == code

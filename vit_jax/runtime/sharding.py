@@ -90,6 +90,13 @@ class Jit:
         options = _compiler_options(self.mesh.devices.flat[0])
         return jax.jit(init, out_shardings=out_shardings, compiler_options=options)(*placed)
 
+    def feed(self, batch: dict[str, np.ndarray]) -> dict[str, Any]:
+        """Return a batch for the next call of a step, which must not change afterward.
+
+        For one device these are the NumPy arrays: the call places them in an eighth of the time.
+        """
+        return batch if self.mesh.size == 1 else self.put_batch(batch)
+
     def put_batch(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         """Put this process's rows, given by `shards_here`, into global arrays over all devices."""
         sharding, here = NamedSharding(self.mesh, BATCH), len(self.shards_here)
@@ -173,6 +180,8 @@ class Pmap:
     def put_batch(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         n = len(self.devices)
         return jax.tree.map(lambda x: x.reshape(n, x.shape[0] // n, *x.shape[1:]), batch)
+
+    feed = put_batch
 
     def put_copies(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         n = len(self.devices)

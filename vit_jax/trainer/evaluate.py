@@ -68,7 +68,7 @@ def _results(
     """Yield the results of `step` for each batch, on the host; the devices work ahead."""
     waiting: collections.deque[Any] = collections.deque()
     for batch in batches:
-        waiting.append(step(variables, layout.put_batch(batch)))
+        waiting.append(step(variables, layout.feed(batch)))
         if stopping():
             raise Interrupted
         if len(waiting) > IN_FLIGHT:

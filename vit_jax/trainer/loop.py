@@ -133,7 +133,7 @@ class Loop:
             self.ending = self.preempted('the training data had stalled: ')
             return
         with meter.starting(step):
-            self.state, metrics = program.train_step(self.state, program.layout.put_batch(batch))
+            self.state, metrics = program.train_step(self.state, program.layout.feed(batch))
         self.step = step
         guard.clock.stepped(step)
         meter.add(step, metrics, self.training.data.count(batch))
