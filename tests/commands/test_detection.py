@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 
 import numpy as np
@@ -66,17 +67,37 @@ def test_attention(run, photo, tmp_path, capsys, flags, says):
 
 
 def test_a_report_has_the_average_precision_of_each_class(run, tmp_path, capsys):
-    picture = tmp_path / 'classes.png'
-    argv = ['evaluate', '--workdir', str(run), '--report', str(picture)]
-    assert cli.main([*argv, '--json']) == 0
+    picture, table = tmp_path / 'classes.png', tmp_path / 'classes.csv'
+    argv = ['evaluate', '--workdir', str(run), '--report', str(picture), '--threshold', '0.1']
+    assert cli.main([*argv, '--json', '--table', str(table)]) == 0
     record = json.loads(capsys.readouterr().out.splitlines()[-1])
     rows = [row for row in record['classes']['rows'] if row['objects']]
     assert np.mean([row['AP'] for row in rows]) == pytest.approx(record['ap/AP'])
     assert np.mean([row['AP50'] for row in rows]) == pytest.approx(record['ap/AP50'])
     assert picture.stat().st_size > 0
+    matrix = np.array(record['classes']['matrix'])
+    assert matrix[:-1].sum() == sum(row['objects'] for row in rows)
+    assert matrix[-1].any(), 'not a single prediction counts'
+    written = list(csv.DictReader(table.read_text().splitlines()))
+    assert [float(row['AP']) for row in written if row['AP']] == [row['AP'] for row in rows]
+    assert written[0].keys() == {'class', 'objects', 'AP', 'AP50', 'precision', 'recall'}
     assert cli.main(argv) == 0
     table = capsys.readouterr().out
     assert 'AP50' in table and all(row['class'] in table for row in rows)
+
+
+@pytest.mark.parametrize(
+    ('flags', 'key'),
+    [
+        (['--threshold', '0.3'], '--report'),
+        (['--table', 'a.csv', '--threshold', '2'], '--threshold'),
+        (['--table', 'a.txt'], '.csv'),
+    ],
+)
+def test_mistakes_of_reports_are_refused_before_the_work(run, tmp_path, capsys, flags, key):
+    flags = [str(tmp_path / word) if '.csv' in word or '.txt' in word else word for word in flags]
+    assert cli.main(['evaluate', '--workdir', str(run), *flags]) == 2
+    assert key in capsys.readouterr().err
 
 
 def test_evaluate_gives_all_that_can_be_measured(run, capsys):

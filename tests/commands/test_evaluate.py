@@ -58,13 +58,20 @@ def test_evaluations_that_become_the_same_are_one(run_with, capsys):
 @pytest.mark.slow
 def test_a_report_has_every_class_and_agrees_with_the_accuracy(smoke_run, tmp_path, capsys):
     picture = tmp_path / 'confusion.png'
-    record = results(capsys, '--workdir', smoke_run, '--report', picture)
+    table = tmp_path / 'classes.csv'
+    record = results(capsys, '--workdir', smoke_run, '--report', picture, '--table', table)
     matrix, rows = record['classes']['matrix'], record['classes']['rows']
     correct = sum(matrix[i][i] for i in range(10))
     assert correct / sum(map(sum, matrix)) == pytest.approx(record['test/accuracy'])
     assert [row['examples'] for row in rows] == list(map(sum, matrix))
     assert picture.stat().st_size > 0
+    header, *lines = table.read_text().splitlines()
+    assert header == 'class,examples,accuracy,most_confused_with' and len(lines) == 10
     assert main(['evaluate', '--workdir', str(smoke_run), '--report', 'a.txt']) == 2
+    assert (
+        main(['evaluate', '--workdir', str(smoke_run), '--table', 'a.csv', '--threshold', '0.3'])
+        == 2
+    )
 
 
 def test_a_report_of_a_task_that_predicts_nothing_is_refused(

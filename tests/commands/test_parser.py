@@ -56,6 +56,7 @@ def test_a_slice_that_is_not_there(name, says, repo, capsys):
         'compare none --out {}.png',
         'data --config {config} --config.data.source=folder:none --out {}.png',
         'evaluate --workdir none --report {}.png',
+        'evaluate --workdir none --table {}.csv',
         'goodput none --out {}.png',
         'predict --workdir {run} a.png --out {}.png',
         'preflight --config {config} --topology v5e:1x1 --out {}.png',

@@ -103,8 +103,11 @@ def test_an_object_that_is_missed_and_one_that_is_not_there():
     rows[0] = rows[0][:1]  # the only one of class 1
     found = measure(evaluator, rows)
     assert found['AP'] == pytest.approx(0.5)
-    assert [row['objects'] for row in evaluator.rows(('a', 'b'))] == [2, 1]
-    assert [row['AP'] for row in evaluator.rows(('a', 'b'))] == pytest.approx([1, 0])
+    table = evaluator.rows(('a', 'b'), evaluator.confusion(0.5))
+    assert [row['objects'] for row in table] == [2, 1]
+    assert [row['AP'] for row in table] == pytest.approx([1, 0])
+    assert [row['precision'] for row in table] == [1, None], 'nothing is predicted as b'
+    assert [row['recall'] for row in table] == [1, 0]
     # A bolder prediction of nothing: precision is 1/2 as far as the first object, then 2/3.
     rows = truth()
     rows[1] = [(0, 0.95, [0, 0, 50, 50])]
@@ -128,6 +131,31 @@ def test_predictions_on_a_crowd_do_not_count():
     rows = truth()
     rows[2] = [*rows[2], (1, 0.99, [0, 0, 15, 30]), (1, 0.98, [0, 30, 30, 60])]
     assert measure(evaluator, rows)['AP'] == pytest.approx(1)
+
+
+def test_confusion_counts_objects_by_hand():
+    """Of 3 objects, one is found twice, one as the other class, one only with a low score."""
+    evaluator, _ = opened()
+    rows = truth()
+    (first, second), third = RECORDS[0]['boxes'], RECORDS[2]['boxes'][1]
+    rows[0] = [(0, 0.9, first), (0, 0.8, first), (0, 0.7, second), (1, 0.6, second)]
+    rows[1] = [(1, 0.9, [0, 0, 9, 9])]  # nothing
+    rows[2] = [(0, 0.4, third), (1, 0.9, [0, 0, 15, 30])]  # the latter on a crowd
+    measure(evaluator, rows)
+    assert evaluator.confusion(0.5).tolist() == [[1, 0, 1], [1, 0, 0], [1, 2, 0]]
+    assert evaluator.confusion(0.4).tolist() == [[2, 0, 0], [1, 0, 0], [1, 2, 0]]
+    assert evaluator.confusion(0.95).tolist() == [[0, 0, 2], [0, 0, 1], [0, 0, 0]]
+    first_row, second_row = evaluator.rows(('a', 'b'), evaluator.confusion(0.5))
+    assert (first_row['precision'], first_row['recall']) == (1 / 3, 1 / 2)
+    assert (second_row['precision'], second_row['recall']) == (0, 0)
+    # An IoU of 0.53 is enough, one of 0.47 is not.
+    rows = truth()
+    rows[0][0] = (0, 0.9, [10, 10, 26, 40])
+    measure(evaluator, rows)
+    assert evaluator.confusion(0.5).tolist() == [[2, 0, 0], [0, 1, 0], [0, 0, 0]]
+    rows[0][0] = (0, 0.9, [10, 10, 24, 40])
+    measure(evaluator, rows)
+    assert evaluator.confusion(0.5).tolist() == [[1, 0, 1], [0, 1, 0], [1, 0, 0]]
 
 
 def test_truth_is_indexed_once_and_passes_do_not_mix():
@@ -228,4 +256,5 @@ def test_numbers_are_those_of_pycocotools_for_the_file_as_it_is(tmp_path):
     expected = by_pycocotools(file, results)
     assert evaluator.result() == pytest.approx(expected, abs=1e-9)
     assert 0.2 < expected['AP'] < 0.5
+    assert evaluator.curves().mean() == pytest.approx(expected['AP50'])
     assert len(source[0]['boxes']) < len(source.annotations(0)['boxes'])

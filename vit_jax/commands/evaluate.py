@@ -16,11 +16,15 @@ from vit_jax.commands._parser import (
     add_json_flag,
     align,
     batch_size_or_fit,
+    check_output,
     check_picture,
     save_figure,
+    writing,
 )
+from vit_jax.commands._tables import columns_of, csv_bytes
 from vit_jax.errors import UserError
 
+THRESHOLD = 0.5  # minimum score of an object in the confusion matrix
 MAX_CLASSES = 1000  # most classes of a report that shows classes without examples
 
 
@@ -64,8 +68,17 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         '--report',
         metavar='FILE',
-        help='picture of the confusion matrix, or of average precision by class for a detector; '
-        'prints the result of each class, too',
+        help='picture of the confusion matrix, and for a detector of average precision by class '
+        'and curves of precision and recall; prints the result of each class, too',
+    )
+    parser.add_argument(
+        '--table', metavar='FILE.csv', help='file for the result of each class, as CSV'
+    )
+    parser.add_argument(
+        '--threshold',
+        metavar='P',
+        help="minimum score of a detector's predictions in the confusion matrix, and in precision "
+        f'and recall of each class (default: {THRESHOLD})',
     )
     from vit_jax.viz import generate
 
@@ -73,8 +86,7 @@ def main(argv: Sequence[str]) -> int:
     add_json_flag(parser, ', with every metric')
     args = parser.parse_args(argv)
     check_model_flags(parser, args)
-    if args.report is not None:
-        check_picture(args.report, '--report', [args.source, args.model])
+    reports = check_reports(args)
     from vit_jax.storage.model_ref import ModelRef
 
     if (
@@ -104,9 +116,9 @@ def main(argv: Sequence[str]) -> int:
         args.batch_size = batch_fit.largest_batch(prepare())
         print(f'batches of {args.batch_size:,} fit', file=sys.stderr)
     prepared = prepare(batch_size=args.batch_size)
-    report = add_report(prepared) if args.report is not None else None
+    report = add_report(prepared, args, next(iter(reports))) if reports else None
     results = prepared.run()
-    classes = {} if report is None else {'classes': write_report(*report, args.report)}
+    classes = {} if report is None else {'classes': write_report(*report, args)}
     step = prepared.trained.step
     if args.json:
         print(json.dumps({'step': step, **results, **classes}))
@@ -117,7 +129,7 @@ def main(argv: Sequence[str]) -> int:
     shown = prepared.line(results)
     print(shown if step is None else f'step {step}  {shown}')
     if classes:
-        print(f'{class_table(classes["classes"])}\n{args.report}')
+        print(class_table(classes['classes']), *reports.values(), sep='\n')
     return 0
 
 
@@ -140,6 +152,30 @@ def with_sampling_flags(trained: Any, args: argparse.Namespace) -> Any:
     return trained.adapted(task=generate.with_sampling_flags(trained.task, args))
 
 
+def check_reports(args: argparse.Namespace) -> dict[str, str]:
+    """Return the files of the results of each class, by flag, and parse `--threshold`.
+
+    Raises:
+      UserError: A file cannot be written, or `--threshold` is not a share, or has no use.
+    """
+    from vit_jax.viz import detect
+
+    files = {'--report': args.report, '--table': args.table}
+    files = {flag: file for flag, file in files.items() if file is not None}
+    inputs = [args.source, args.model]
+    if args.report is not None:
+        check_picture(args.report, '--report', inputs)
+    if args.table is not None:
+        if not args.table.lower().endswith('.csv'):
+            raise UserError(f'--table {args.table!r}: the name must end in .csv')
+        check_output(args.table, '--table', inputs)
+    if args.threshold is not None:
+        if not files:
+            raise UserError('--threshold is for --report or --table: give one of them')
+        args.threshold = detect.parse_threshold(args.threshold)
+    return files
+
+
 def parse_classes(text: str) -> tuple[int, ...]:
     """Parse '8,9' as (8, 9).
 
@@ -152,14 +188,20 @@ def parse_classes(text: str) -> tuple[int, ...]:
         raise UserError(f"--classes {text!r}: write class numbers, such as '8,9'") from e
 
 
-def add_report(prepared: Any) -> tuple[Any, Any]:
+def add_report(prepared: Any, args: argparse.Namespace, flag: str) -> tuple[Any, Any]:
     """Add a confusion matrix to the first evaluation, unless one measures objects.
+
+    Args:
+      prepared: Evaluations to run.
+      args: Parsed flags.
+      flag: Flag that asks for the results of each class.
 
     Returns:
       Evaluator and its data.
 
     Raises:
-      UserError: The data do not have classes, or the task does not predict.
+      UserError: The data do not have classes, the task does not predict, or `--threshold` has no
+        use.
     """
     from vit_jax.evaluators import coco_ap, confusion
     from vit_jax.trainer.evaluations import Evaluation
@@ -167,51 +209,62 @@ def add_report(prepared: Any) -> tuple[Any, Any]:
     for evaluation in prepared.evaluations.values():
         if isinstance(evaluation.evaluator, coco_ap.Evaluator):
             return evaluation.evaluator, evaluation.data
+    if args.threshold is not None:
+        raise UserError('--threshold: these evaluations have no objects; add --evaluator coco_ap')
     if not prepared.trained.task.predicts:
         name = prepared.trained.settings.task.name
-        raise UserError(f'--report needs predicted classes: task {name!r} does not predict any')
+        raise UserError(f'{flag} needs predicted classes: task {name!r} does not predict any')
     (title, first), evaluator = next(iter(prepared.evaluations.items())), confusion.Evaluator()
     try:
         evaluator.open(first.data)
     except UserError as e:
-        raise UserError(f'--report: {first.data.source.title}: {e}') from e
+        raise UserError(f'{flag}: {first.data.source.title}: {e}') from e
     prepared.evaluations[f'{title}_classes'] = Evaluation(
         first.data, evaluator, ema_decay=first.ema_decay
     )
     return evaluator, first.data
 
 
-def write_report(evaluator: Any, data: Any, path: str) -> dict[str, Any]:
-    """Draw the confusion matrix, or objects' average precision; return a row for each class."""
+def write_report(evaluator: Any, data: Any, args: argparse.Namespace) -> dict[str, Any]:
+    """Write the files of `--report` and `--table`; return a row per class and the matrix."""
     from vit_jax.evaluators import coco_ap, confusion
+    from vit_jax.storage import paths
     from vit_jax.viz import charts
 
+    names, title = data.info.class_names, data.source.title
     if isinstance(evaluator, coco_ap.Evaluator):
-        rows = evaluator.rows(
-            data.info.class_names or tuple(map(str, range(data.info.num_classes)))
-        )
-        save_figure(charts.draw_class_precision(rows, data.source.title), path, '--report')
-        return {'rows': rows}
-    matrix, names = evaluator.matrix, data.info.class_names
-    names += tuple(map(str, range(len(names), len(matrix))))
-    if len(matrix) > MAX_CLASSES:  # the data may have only a few classes of the model's head
-        nonempty = (matrix.any(axis=0) | matrix.any(axis=1)).nonzero()[0]
-        matrix, names = matrix[nonempty][:, nonempty], tuple(names[label] for label in nonempty)
-    save_figure(charts.draw_confusion(matrix, names, data.source.title), path, '--report')
-    return {'rows': confusion.rows(matrix, names), 'matrix': matrix.tolist()}
+        threshold = THRESHOLD if args.threshold is None else args.threshold
+        matrix = evaluator.confusion(threshold)
+        rows = evaluator.rows(names or tuple(map(str, range(data.info.num_classes))), matrix)
+        figure = charts.draw_detections(rows, evaluator.curves(), matrix, title, threshold)
+    else:
+        matrix = evaluator.matrix
+        names += tuple(map(str, range(len(names), len(matrix))))
+        if len(matrix) > MAX_CLASSES:  # the data may have only a few classes of the model's head
+            nonempty = (matrix.any(axis=0) | matrix.any(axis=1)).nonzero()[0]
+            matrix, names = matrix[nonempty][:, nonempty], tuple(names[i] for i in nonempty)
+        rows = confusion.rows(matrix, names)
+        figure = charts.draw_confusion(matrix, names, title)
+    if args.report is not None:
+        save_figure(figure, args.report, '--report')
+    if args.table is not None:
+        with writing(args.table, '--table'):
+            paths.write_atomic(args.table, csv_bytes(columns_of(rows, tuple(rows[0]))))
+    return {'rows': rows, 'matrix': matrix.tolist()}
 
 
 def class_table(report: dict[str, Any]) -> str:
     """Format the rows of the classes as a text table, the least accurate first."""
-    if 'matrix' not in report:
+    if 'AP' in report['rows'][0]:
+        names = ('AP', 'AP50', 'precision', 'recall')
         rows = sorted(
             (row for row in report['rows'] if row['AP'] is not None), key=lambda row: row['AP']
         )
         cells = [
-            [row['class'], f'{row["AP"]:.4f}', f'{row["AP50"]:.4f}', f'{row["objects"]:,}']
+            [row['class'], *(_share(row[name]) for name in names), f'{row["objects"]:,}']
             for row in rows
         ]
-        return align([['class', 'AP', 'AP50', 'objects'], *cells], left=1)
+        return align([['class', *names, 'objects'], *cells], left=1)
     measured = [row for row in report['rows'] if row['accuracy'] is not None]
     lines = [
         [
@@ -223,3 +276,7 @@ def class_table(report: dict[str, Any]) -> str:
         for row in sorted(measured, key=lambda row: row['accuracy'])
     ]
     return align([['class', 'accuracy', 'examples', 'most confused with'], *lines], left=1)
+
+
+def _share(value: float | None) -> str:
+    return '' if value is None else f'{value:.4f}'

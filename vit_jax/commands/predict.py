@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import difflib
 import io
 import json
@@ -41,14 +40,14 @@ from vit_jax.commands._parser import (
     save_images,
     writing,
 )
-from vit_jax.errors import EXIT_FAILED, UserError, nearest, one_line, visible
+from vit_jax.commands._tables import columns_of, csv_bytes
+from vit_jax.errors import EXIT_FAILED, UserError, nearest, one_line
 
 if TYPE_CHECKING:
     from vit_jax.viz.photo import Context, Photo
 
 HELP_FLAGS = {'-h', '--help'}
 TABLES = ('.csv', '.parquet')
-FORMULAS = ('=', '+', '-', '@', '\t', '\r')  # first characters of formulas in spreadsheets
 MAX_DRAWN = 100  # most images in one picture
 
 
@@ -398,15 +397,10 @@ def write_table(
         names += [
             column for name in columns for column in predictions.BOX_COLUMNS.get(name, (name,))
         ]
-    cells = {name: [_make_storable(row.get(name)) for row in rows] for name in names}
-    encode = _parquet_bytes if path.lower().endswith('.parquet') else _csv_bytes
+    cells = columns_of(rows, names)
+    encode = _parquet_bytes if path.lower().endswith('.parquet') else csv_bytes
     with writing(path, '--table'):
         paths.write_atomic(path, encode(cells))
-
-
-def _make_storable(value: Any) -> Any:
-    """Replace characters in text that UTF-8 cannot encode."""
-    return visible(value) if isinstance(value, str) else value
 
 
 def _parquet_bytes(cells: Mapping[str, list[Any]]) -> bytes:
@@ -416,22 +410,6 @@ def _parquet_bytes(cells: Mapping[str, list[Any]]) -> bytes:
     file = io.BytesIO()
     parquet.write_table(pyarrow.table(cells), file)
     return file.getvalue()
-
-
-def _csv_bytes(cells: Mapping[str, list[Any]]) -> bytes:
-    file = io.StringIO(newline='')
-    writer = csv.writer(file, lineterminator='\n')
-    writer.writerow(map(_escape_formula, cells))
-    for row in zip(*cells.values(), strict=True):
-        writer.writerow(map(_escape_formula, row))
-    return file.getvalue().encode()
-
-
-def _escape_formula(value: Any) -> Any:
-    """Convert a value for CSV, with an apostrophe before text that looks like a formula."""
-    if isinstance(value, str) and value.startswith(FORMULAS):
-        return f"'{value}"
-    return json.dumps(value) if isinstance(value, list | dict) else value
 
 
 def title(result: dict[str, Any]) -> Any:

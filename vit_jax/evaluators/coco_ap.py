@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax.array_types import Float, Int
 from vit_jax.errors import UserError
 from vit_jax.evaluators import base
 from vit_jax.evaluators.base import Arrays, Dataset
@@ -122,14 +123,7 @@ class Evaluator(base.Evaluator):
         if not self._finite:  # pycocotools counts NaN boxes as matches
             return dict.fromkeys(self.names(), math.nan)
         with _quiet():
-            from pycocotools.cocoeval import COCOeval
-
-            # pycocotools does not accept an empty list.
-            predictions = (
-                self._truth.loadRes(self._predictions) if self._predictions else _index([], [], [])
-            )
-            coco_eval = COCOeval(self._truth, predictions, self.kind)
-            coco_eval.params.imgIds = sorted(self._images)
+            coco_eval = self._compare(self._predictions)
             coco_eval.params.maxDets = [1, 10, MAX_PREDICTIONS]
             coco_eval.evaluate()
             coco_eval.accumulate()
@@ -139,8 +133,65 @@ class Evaluator(base.Evaluator):
         # pycocotools reports -1 for an empty mean.
         return {name: value for name, value in values if value >= 0}
 
-    def rows(self, names: Sequence[str]) -> list[dict[str, Any]]:
-        """Return a row per class: `class`, `objects` (without crowds), `AP` and `AP50`."""
+    def confusion(self, threshold: float) -> Int[np.ndarray, 'C+1 C+1']:
+        """Count objects by true class (row) and predicted class (column); the last is background.
+
+        Of the last pass. In the order of their scores, predictions of any class take the free
+        object with the highest IoU, at least 0.5. Predictions on a crowd do not count.
+
+        Args:
+          threshold: Minimum score of a prediction.
+        """
+        background = len(self._truth.dataset['categories'])
+        matrix = np.zeros((background + 1, background + 1), np.int64)
+        if not self._finite:
+            return matrix
+        chosen = [
+            row
+            for row in self._predictions
+            if row['score'] >= threshold and row['category_id'] < background
+        ]
+        with _quiet():
+            coco_eval = self._compare(chosen)
+            coco_eval.params.useCats = 0
+            coco_eval.params.iouThrs = np.array([0.5])
+            coco_eval.params.areaRng = coco_eval.params.areaRng[:1]  # all
+            coco_eval.evaluate()
+        true, predicted = coco_eval.cocoGt.anns, coco_eval.cocoDt.anns
+        for image in filter(None, coco_eval.evalImgs):
+            (owners,), (takers,) = image['dtMatches'].astype(int), image['gtMatches']
+            for one, owner, is_ignored in zip(
+                image['dtIds'], owners.tolist(), image['dtIgnore'][0], strict=True
+            ):
+                row = true[owner]['category_id'] if owner else background
+                matrix[row, predicted[one]['category_id']] += not is_ignored
+            missed = (takers == 0) & (image['gtIgnore'] == 0)
+            for one in np.asarray(image['gtIds'])[missed].tolist():
+                matrix[true[one]['category_id'], background] += 1
+        return matrix
+
+    def curves(self) -> Float[np.ndarray, 'R C']:
+        """Return the precision of each class at R recalls, at IoU 0.5; -1 for undefined."""
+        if self.precision is None:
+            return np.full((101, len(self._truth.dataset['categories'])), -1.0)
+        return self.precision[0]
+
+    def _compare(self, predictions: list[dict[str, Any]]) -> Any:
+        """Return pycocotools' evaluation of predictions on the images of the last pass."""
+        from pycocotools.cocoeval import COCOeval
+
+        # pycocotools does not accept an empty list.
+        loaded = self._truth.loadRes(predictions) if predictions else _index([], [], [])
+        coco_eval = COCOeval(self._truth, loaded, self.kind)
+        coco_eval.params.imgIds = sorted(self._images)
+        return coco_eval
+
+    def rows(
+        self, names: Sequence[str], matrix: Int[np.ndarray, 'C+1 C+1']
+    ) -> list[dict[str, Any]]:
+        """Return a row per class: `class`, `objects` (without crowds), `AP` and `AP50`, and of the
+        matrix of `confusion` `precision` and `recall`.
+        """
         labels = [
             row['category_id'] for row in self._truth.dataset['annotations'] if not row['iscrowd']
         ]
@@ -152,6 +203,10 @@ class Evaluator(base.Evaluator):
             for metric, curve in {'AP': curves, 'AP50': curves[:1]}.items():
                 mean = float(curve.mean())
                 row[metric] = mean if mean >= 0 else None  # -1: no objects
+            correct = int(matrix[label, label])
+            for metric, line in {'precision': matrix[:, label], 'recall': matrix[label]}.items():
+                count = int(line.sum())
+                row[metric] = correct / count if count else None
             table.append(row)
         return table
 

@@ -1,4 +1,4 @@
-"""Charts of measurements: chip costs, coordinate checks, goodput and confusion matrices."""
+"""Charts of measurements: chip costs, coordinate checks, goodput, detections and confusion."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.patches import Patch
 
-from vit_jax.array_types import Int
+from vit_jax.array_types import Float, Int
 from vit_jax.errors import visible
 from vit_jax.storage import times
 from vit_jax.storage.times import Account
@@ -159,16 +160,46 @@ def draw_goodput(accounts: Mapping[str, Account]) -> Figure:
     return figure
 
 
-def draw_class_precision(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
-    """Draw the average precision of each class, the highest first, at all thresholds and at 0.5.
+def draw_detections(
+    rows: Sequence[Mapping[str, Any]],
+    curves: Float[np.ndarray, 'R C'],
+    matrix: Int[np.ndarray, 'C+1 C+1'],
+    title: str,
+    threshold: float,
+) -> Figure:
+    """Draw average precision by class, curves of precision and recall, and the confusion matrix.
 
     Args:
-      rows: `class`, `AP` and `AP50` of each class; classes without objects are omitted.
+      rows: `class`, `AP` and `AP50` of each class; classes without objects have no bar.
+      curves: Precision of each class at R recalls from 0 to 1, at IoU 0.5; -1 without objects.
+      matrix: Number of objects by true class (row) and predicted class (column); the last row and
+        column are the background.
       title: Title of the picture.
+      threshold: Minimum score of the matrix's predictions.
     """
-    sorted_rows = sorted((row for row in rows if row['AP'] is not None), key=lambda row: -row['AP'])
-    figure = Figure(figsize=(7.0, max(0.32 * len(sorted_rows), 1.2) + 1.0), layout='constrained')
-    axes = figure.add_subplot()
+    names = [str(row['class']) for row in rows]
+    measured = [label for label, row in enumerate(rows) if row['AP'] is not None]
+    side = _matrix_side(len(matrix))
+    panels = max(side + 1.9, 4.6)
+    height = max(0.32 * len(measured) + 1.0, panels)
+    figure = Figure(figsize=(11.0 + side, height), layout='constrained')
+    heights = (panels, height - panels) if height > panels else (1,)  # many classes: higher bars
+    grid = figure.add_gridspec(
+        len(heights), 3, width_ratios=(5, 4.6, side + 1.4), height_ratios=heights
+    )
+    bars, lines, cells = (figure.add_subplot(part) for part in (grid[:, 0], grid[0, 1], grid[0, 2]))
+    _draw_class_precision(bars, [rows[label] for label in measured])
+    _draw_precision_curves(lines, curves[:, measured], [names[label] for label in measured])
+    image = _draw_matrix(cells, matrix, [*names, 'background'])
+    cells.set_title(f'scores of at least {threshold:g}, IoU 0.5', fontsize=9, color=figures.FAINT)
+    _add_share_bar(cells, image)
+    figures.heading(figure, title, fontweight='bold')
+    return figure
+
+
+def _draw_class_precision(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Draw the average precision of each class, the highest first, at all thresholds and at 0.5."""
+    sorted_rows = sorted(rows, key=lambda row: -row['AP'])
     places = np.arange(len(sorted_rows))
     axes.barh(
         places, [row['AP50'] for row in sorted_rows], color=figures.FAINT, height=0.7, alpha=0.4
@@ -176,12 +207,31 @@ def draw_class_precision(rows: Sequence[Mapping[str, Any]], title: str) -> Figur
     bars = axes.barh(places, [row['AP'] for row in sorted_rows], color=figures.INK, height=0.35)
     axes.bar_label(bars, [f'{row["AP"]:.3f}' for row in sorted_rows], padding=3, fontsize=8)
     axes.set_yticks(places, [visible(str(row['class'])) for row in sorted_rows])
-    axes.invert_yaxis()
+    axes.set_ylim(len(places) - 0.4, -0.6)
     axes.set_xlim(0, 1.12)
     axes.set_xlabel('AP (dark), AP50 (light)', color=figures.FAINT)
-    figures.heading(figure, title, fontweight='bold')
     figures.style(axes, '')
-    return figure
+
+
+def _draw_precision_curves(
+    axes: Axes, curves: Float[np.ndarray, 'R C'], names: Sequence[str]
+) -> None:
+    """Draw precision over recall: each class in its color if they are few, and the mean."""
+    figures.style(axes, '')
+    recalls = np.linspace(0, 1, len(curves))
+    is_named = len(names) <= len(figures.COLORS)
+    for i, name in enumerate(names):
+        color = figures.COLORS[i] if is_named else figures.FAINT
+        label = visible(name) if is_named else '_nolegend_'
+        width = 1.4 if is_named else 0.6
+        axes.plot(recalls, curves[:, i], color=color, linewidth=width, label=label)
+    if len(names) > 1:
+        axes.plot(recalls, curves.mean(1), color=figures.INK, linewidth=2.4, label='mean')
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1.03)
+    axes.set_xlabel('recall', color=figures.FAINT)
+    axes.set_ylabel('precision, IoU 0.5', color=figures.FAINT)
+    figures.legend(axes)
 
 
 def draw_confusion(matrix: Int[np.ndarray, 'C C'], names: Sequence[str], title: str) -> Figure:
@@ -192,15 +242,26 @@ def draw_confusion(matrix: Int[np.ndarray, 'C C'], names: Sequence[str], title: 
       names: Class names.
       title: Title of the picture.
     """
-    classes = len(matrix)
-    shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
-    side = min(max(0.42 * classes, 3.2), 11.0)
+    side = _matrix_side(len(matrix))
     figure = Figure(figsize=(side + 1.6, side + 1.0), layout='constrained')
     axes = figure.add_subplot()
-    image = axes.imshow(shares, cmap=SHARES, vmin=0, vmax=1, interpolation='nearest')
     accuracy = np.trace(matrix) / max(matrix.sum(), 1)
     heading = f'{title}: accuracy {accuracy:.3f} of {matrix.sum():,}'
     figures.heading(figure, heading, fontweight='bold')  # names of classes narrow the axes
+    _add_share_bar(axes, _draw_matrix(axes, matrix, names))
+    return figure
+
+
+def _matrix_side(classes: int) -> float:
+    """Return the side of a confusion matrix in inches."""
+    return min(max(0.42 * classes, 3.2), 11.0)
+
+
+def _draw_matrix(axes: Axes, matrix: Int[np.ndarray, 'C C'], names: Sequence[str]) -> AxesImage:
+    """Draw the cells of a confusion matrix, with names and numbers if its classes are few."""
+    classes = len(matrix)
+    shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
+    image = axes.imshow(shares, cmap=SHARES, vmin=0, vmax=1, interpolation='nearest')
     figures.style(axes, '')
     axes.grid(visible=False)
     axes.set_xlabel('predicted', color=figures.FAINT)
@@ -215,8 +276,12 @@ def draw_confusion(matrix: Int[np.ndarray, 'C C'], names: Sequence[str], title: 
             color = 'white' if shares[row, column] > 0.6 else figures.INK
             text = f'{matrix[row, column]:,}'
             axes.text(column, row, text, ha='center', va='center', fontsize=7, color=color)
-    bar = figure.colorbar(image, ax=axes, shrink=0.7)
+    return image
+
+
+def _add_share_bar(axes: Axes, image: AxesImage) -> None:
+    """Add the colors of a confusion matrix, with numbers."""
+    bar = axes.figure.colorbar(image, ax=axes, shrink=0.7)
     bar.set_label('share of the class', color=figures.FAINT)
     bar.outline.set_visible(False)
     bar.ax.tick_params(colors=figures.FAINT, labelsize=8, length=0)
-    return figure
