@@ -14,6 +14,7 @@ import sys
 
 import numpy as np
 import pytest
+from helpers.messages import mentions
 from helpers.xla import use_one_device
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -159,7 +160,7 @@ def test_convert_there_and_back(run, config, tmp_path, capsys):
     assert (
         cli.main(['convert', '--allow', 'my_lab', str(run), f'my_lab.interop.spots:{written}']) == 0
     )
-    assert 'note: how many patches are hidden' in capsys.readouterr().out
+    assert mentions(capsys.readouterr().out, 'patches', 'hidden')
     assert 'trunk.norm.scale' in np.load(written)
     words = [
         *('--config', config, '--config.total=1 steps', '--config.optim.lr=0'),

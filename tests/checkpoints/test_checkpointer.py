@@ -17,6 +17,7 @@ import numpy as np
 import optax
 import pytest
 from helpers.digests import tree_digest
+from helpers.messages import mentions
 from jax.sharding import AxisType, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
@@ -266,7 +267,7 @@ def test_manifests_of_older_runs_are_verified_too(directory):
     rewrite_manifest(directory / '16', lambda data: f'sha256 {hashlib.sha256(data).hexdigest()}')
     manifest.verify(directory / '16')
     flip_bit(data_file(directory / '16'))
-    with pytest.raises(run_folder.Damaged, match='has changed since it was written: sha256 '):
+    with pytest.raises(run_folder.Damaged, match=r'changed.*sha256'):
         manifest.verify(directory / '16')
 
 
@@ -411,7 +412,7 @@ def refusal(directory: pathlib.Path, state: State, **options) -> str:
 
 def test_wrong_shapes_are_named_with_both(directory):
     message = refusal(directory, make_state(width=6))
-    assert 'params/head/kernel has shape (8, 4) instead of (8, 6)' in message
+    assert mentions(message, 'params/head/kernel', '(8, 4)', '(8, 6)')
     assert 'ema/head/kernel' in message
     assert 'opt_state' in message
     assert '\n' not in message
@@ -475,7 +476,7 @@ def test_a_refused_write_is_reported_at_once_and_cleaned_up(tmp_path, capfd):
     with largest_file(2**16):
         checkpointer.save(2, noise(2), {})
         message = wait_for_failure(checkpointer)
-    assert message.startswith(f'the checkpoint of step 2 could not be written to {tmp_path}: File')
+    assert mentions(message, 'step 2', tmp_path, 'File')
     assert 'Finished steps: [1]' in message
     assert 'Traceback' not in capfd.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ['1']
@@ -487,7 +488,7 @@ def test_a_refused_write_is_reported_at_once_and_cleaned_up(tmp_path, capfd):
 def test_a_directory_that_cannot_be_made_is_reported_at_once(tmp_path):
     (tmp_path / 'file').write_text('')
     start = time.monotonic()
-    with pytest.raises(UserError, match=r'step 1 could not be written.*Not a directory'):
+    with pytest.raises(UserError, match=r'step 1.*Not a directory'):
         Checkpointer(tmp_path / 'file' / 'checkpoints').save(1, noise(1), {})
     assert time.monotonic() - start < 5
 

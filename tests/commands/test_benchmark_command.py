@@ -5,6 +5,7 @@ import re
 
 import jax
 import pytest
+from helpers.messages import mentions
 
 from vit_jax import __main__ as cli
 from vit_jax.config import load
@@ -120,10 +121,10 @@ def test_the_data_give_the_sizes_unless_flags_do(digits):
 def test_mistakes_are_one_line(digits, capsys, tmp_path):
     text = digits.replace('vit/digits.py', 'translate/synthetic.py')
     for argv, message in [
-        ([], 'benchmark needs a config'),
+        ([], ('benchmark', 'config')),
         (['--config', text, '--config.batch_size=100'], '8 rows of 13 are 104'),
-        (['--config', text, '--config.data.source=text:/no'], 'cannot read /no: No such file'),
-        (['--config', digits, '--steps', '0'], '--steps: must be at least 1, not 0'),
+        (['--config', text, '--config.data.source=text:/no'], ('/no', 'No such file')),
+        (['--config', digits, '--steps', '0'], ('--steps', '1', '0')),
         (['--config', digits, '--config.batch_size=12'], 'multiple of 8'),
         (['--config', digits, '--config.data.source=folder:/nowhere'], 'or give --image-size'),
         (['--config', digits, '--image-size', '7'], 'patch_size'),
@@ -133,4 +134,4 @@ def test_mistakes_are_one_line(digits, capsys, tmp_path):
         assert captured.out == ''
         assert captured.err.startswith('error: ')
         assert captured.err.count('\n') == 1
-        assert message in captured.err
+        assert mentions(captured.err, message)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.messages import mentions
 from ml_collections import ConfigDict
 from PIL import Image
 
@@ -126,7 +127,7 @@ def test_no_file_given_is_written_over(colorize, tmp_path, capsys):
     before = [(tmp_path / name).read_bytes() for name in files]
     argv = ['colorize', '--workdir', 'core', *flags, str(tmp_path / 'photo.png')]
     assert cli.main(argv) == 2
-    assert 'photo_1.png would overwrite an input file' in capsys.readouterr().err
+    assert mentions(capsys.readouterr().err, 'photo_1.png', 'overwrite')
     assert [(tmp_path / name).read_bytes() for name in files] == before
     assert not (tmp_path / 'photo_0.png').exists()
 
@@ -150,5 +151,5 @@ def test_a_chain_must_fit_together(runs):
     with pytest.raises(UserError, match=r"--upsampler 'core'.* 'coltran'"):
         check_chain(runs['core'], [runs['core']])
     larger = dataclasses.replace(runs['core'], image_size=(8, 8))
-    with pytest.raises(UserError, match='takes images of 4 x 4 pixels, but core makes 8'):
+    with pytest.raises(UserError, match=r'4 x 4.*8'):
         check_chain(larger, [runs['color']])

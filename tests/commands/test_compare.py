@@ -7,6 +7,7 @@ import pathlib
 
 import numpy as np
 import pytest
+from helpers.messages import mentions
 
 from vit_jax.__main__ import main
 from vit_jax.viz import comparison
@@ -136,14 +137,14 @@ def test_numbered_runs_are_named_with_the_folder_above(tmp_path) -> None:
 @pytest.mark.parametrize(
     ('flags', 'message'),
     [
-        (['--metric', 'test/los'], "unknown metric 'test/los'; did you mean 'test/loss'"),
-        (['--metric', 'bleu/x*'], "unknown metric 'bleu/x*'"),
-        (['--out', 'a.gif'], "--out 'a.gif': the name must end in .png"),
+        (['--metric', 'test/los'], ("'test/los'", "'test/loss'")),
+        (['--metric', 'bleu/x*'], "'bleu/x*'"),
+        (['--out', 'a.gif'], ("--out 'a.gif'", '.png')),
     ],
 )
 def test_mistakes_are_one_line(folders, flags, message, capsys) -> None:
     assert main(['compare', *folders, *flags]) == 2
-    assert capsys.readouterr().err.startswith(f'error: {message}')
+    assert mentions(capsys.readouterr().err, 'error:', message)
 
 
 def test_a_folder_without_a_run_is_one_line(tmp_path, capsys) -> None:

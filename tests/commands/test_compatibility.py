@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from helpers.messages import mentions
 from PIL import Image
 
 from vit_jax.__main__ import main
@@ -34,14 +35,14 @@ def refuse(capsys, *argv):
 def test_other_channels(smoke_run, colors, capsys, evaluator):
     argv = ['--source', colors, '--split', 'train', '--batch-size', 4, *evaluator]
     error = refuse(capsys, 'evaluate', '--workdir', smoke_run, *argv)
-    assert 'patch_embed/kernel of shape (2, 2, 1, 32) would have to be (2, 2, 3, 32)' in error
+    assert mentions(error, 'patch_embed/kernel', '(2, 2, 1, 32)', '(2, 2, 3, 32)')
     assert 'images of 8 x 8 (3 channels), trained on 8 x 8 (1 channel)' in error
 
 
 def test_another_kind_of_data(smoke_run, capsys):
     argv = ['--source', 'synthetic:reverse', '--split', 'train']
     error = refuse(capsys, 'evaluate', '--workdir', smoke_run, *argv)
-    assert "its examples have source, target, the model takes 'image'" in error
+    assert mentions(error, 'examples', "'image'")
 
 
 @pytest.mark.parametrize('transforms', ['resize(12)', 'resize((8, 6))'])
@@ -62,14 +63,14 @@ def test_a_model_of_any_size_takes_other_sizes(repo, one_device):
 @pytest.mark.parametrize(
     ('experiment', 'flags', 'message'),
     [
-        ('mae/cifar10', 'task.name=classify', "classify needs 'logits': an example of config"),
-        ('detr/scenes', 'task.name=classify', "classify needs 'label': an example of config"),
+        ('mae/cifar10', 'task.name=classify', ('classify', "'logits'")),
+        ('detr/scenes', 'task.name=classify', ('classify', "'label'")),
         (
             'vit/digits',
             'data.source=synthetic:copy data.transforms=',
-            "needs 'image': an example of",
+            ("'image'", 'example'),
         ),
-        ('detr/scenes', 'data.sizes=((0,0),)', 'sizes=((0, 0),): write heights and widths of at'),
+        ('detr/scenes', 'data.sizes=((0,0),)', 'sizes=((0, 0),)'),
     ],
 )
 def test_a_task_that_model_or_data_do_not_serve(
@@ -78,7 +79,7 @@ def test_a_task_that_model_or_data_do_not_serve(
     config = f'{repo}/experiments/{experiment}.py:smoke'
     overrides = [f'--config.{flag}' for flag in flags.split(' ')]
     argv = ['--config', config, '--workdir', tmp_path / 'run', *overrides]
-    assert message in refuse(capsys, 'train', *argv)
+    assert mentions(refuse(capsys, 'train', *argv), message)
     assert not (tmp_path / 'run').exists()
 
 

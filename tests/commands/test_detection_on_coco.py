@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 from helpers.finished import made_once
-from helpers.messages import says
+from helpers.messages import mentions, says
 from helpers.xla import use_one_device
 from PIL import Image
 
@@ -79,7 +79,7 @@ def test_missing_annotations_are_refused(tmp_path, capsys, caplog, section, chan
         argv += [f'--config.{name}.source=coco:{folder}', f'--config.{name}.split=test']
     assert cli.main([*argv, '--workdir', str(tmp_path / 'run')]) == 2
     assert "'boxes'" in capsys.readouterr().err.splitlines()[-1]
-    assert 'instances_test.json: has no annotations' in caplog.text
+    assert mentions(caplog.text, 'instances_test.json', 'annotations')
 
 
 def test_missing_segments_are_refused(tmp_path, capsys):
@@ -157,7 +157,7 @@ def test_objects_of_other_categories_are_left_out(run, dogs, caplog):
     emus = [{**dog, 'id': dog['id'] + 10, 'category_id': 9} for dog in content['annotations'][:2]]
     file.write_text(json.dumps(content | {'annotations': [*emus, *content['annotations']]}))
     measured = measure.prepare(load.open_model(run), source=source, split=split)
-    assert 'classes that the model lacks: emu' in caplog.text
+    assert mentions(caplog.text, 'classes', 'emu')
     for evaluation in measured.evaluations.values():
         records = [evaluation.data.source.annotations(i) for i in range(8)]
         assert [len(record['boxes']) for record in records] == [0, 1] * 4
@@ -258,10 +258,10 @@ def test_boxes_in_cocos_format_are_those_of_its_flag(run, tmp_path, capsys):
 @pytest.mark.parametrize(
     ('flags', 'says'),
     [
-        ([], 'is not an image id'),
+        ([], 'image'),
         (['--annotations', 'DATA/instances_test.json'], '--annotations'),
         (['--annotations', 'DATA/cell_100.png'], 'is not in COCO format'),
-        (['--annotations', 'DATA/none.json'], 'cannot be read: No such file'),
+        (['--annotations', 'DATA/none.json'], 'No such file'),
     ],
 )
 def test_images_without_an_id(run, wide, tmp_path, capsys, flags, says):
@@ -269,5 +269,5 @@ def test_images_without_an_id(run, wide, tmp_path, capsys, flags, says):
     argv = ['predict', '--workdir', run, '--coco', tmp_path / 'a.json', wide, *flags]
     assert cli.main([str(word) for word in argv]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert says in line
+    assert mentions(line, says)
     assert not (tmp_path / 'a.json').exists()

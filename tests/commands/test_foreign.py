@@ -5,7 +5,7 @@ import json
 import jax
 import numpy as np
 import pytest
-from helpers.messages import says
+from helpers.messages import mentions, says
 from PIL import Image
 
 from vit_jax import __main__ as cli
@@ -175,7 +175,7 @@ def test_attention_weights_are_of_the_resized_model(folder):
 @pytest.mark.parametrize(
     ('argv', 'message'),
     [
-        (['attention', '--checkpoint', 'bit.npz'], "model 'bit_resnet' has no attention to draw"),
+        (['attention', '--checkpoint', 'bit.npz'], ("'bit_resnet'", 'attention')),
         (['attention', '--checkpoint', 'vit.npz', '--image-size', '10'], '10 x 10'),
         (['attention', '--checkpoint', 'vit.npz', '--image-size', '8x'], 'width=320,height=224'),
         (
@@ -184,23 +184,23 @@ def test_attention_weights_are_of_the_resized_model(folder):
         ),
         (
             ['attention', '--checkpoint', 'vit.npz', '--query', '2,0'],
-            'outside of the grid of 2 rows and 2 columns',
+            ('2 rows', '2 columns'),
         ),
         (['attention'], 'input'),
         (
             ['attention', '--checkpoint', 'vit.npz', '--step', '3'],
-            '--step and --average apply to runs',
+            ('--step', '--average'),
         ),
         (['predict', '--checkpoint', 'no.npz'], 'no.npz'),
         (['predict', '--checkpoint', 'fixed.npz'], 'give --image-size'),
         (['evaluate', '--checkpoint', 'vit.npz'], 'give --source and --split'),
         (
             ['evaluate', '--checkpoint', 'bit.npz', '--source', 'digits', '--split', 'test'],
-            'takes images of 3 channels, digits has 1',
+            ('3 channels', '1'),
         ),
         (
             ['evaluate', '--checkpoint', 'small.npz', '--source', 'digits', '--split', 'test'],
-            'digits test has 10 classes, the model has 4',
+            ('10 classes', '4'),
         ),
     ],
 )
@@ -220,7 +220,7 @@ def test_mistakes_are_one_line(folder, tmp_path, capsys, argv, message):
     assert captured.out == ''
     assert captured.err.startswith('error: ')
     assert captured.err.count('\n') == 1
-    assert message in captured.err
+    assert mentions(captured.err, message)
     assert not (tmp_path / 'out.png').exists()
 
 
@@ -236,6 +236,6 @@ def test_a_learned_embedding_of_a_run_is_resized(repo, folder, tmp_path, capsys)
     out = tmp_path / 'out.png'
     argv = ['attention', '--workdir', tmp_path / 'run', folder / 'photo.png', '--out', out]
     assert call(*argv, '--image-size', 'width=10,height=6', '--query', '2,4') == 0
-    assert '5 x 3 patches; 60 x 40 pixels read as 10 x 6 gray' in capsys.readouterr().out
+    assert mentions(capsys.readouterr().out, '5 x 3', '60 x 40', '10 x 6')
     assert call(*argv, '--image-size', '7') == 2
     assert '7 x 7' in capsys.readouterr().err

@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 from helpers import loading
+from helpers.messages import mentions
 from PIL import Image
 
 from vit_jax.__main__ import main
@@ -120,7 +121,7 @@ def test_beam_writes_the_same_bytes(flowers, tmp_path, capsys):
     capsys.readouterr()
     assert main([*argv, '--beam=--runner=DirectRunner']) == 2
     printed = capsys.readouterr().err
-    assert 'error: --beam: ' in printed and 'more than the 3 that are tolerated' in printed
+    assert 'error: --beam: ' in printed and mentions(printed, '3', 'tolerated')
     assert not (tmp_path / 'broken' / 'manifest.json').exists()
 
 
@@ -128,7 +129,7 @@ def test_beam_where_it_is_not_installed(flowers, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, 'apache_beam', None)
     argv = ['pack', f'folder:{flowers}', str(tmp_path / 'out'), '--beam=']
     assert main(argv) == 2
-    assert "pack --beam needs apache_beam: pip install -e '.[beam]'" in capsys.readouterr().err
+    assert mentions(capsys.readouterr().err, '--beam', 'apache_beam', "'.[beam]'")
     assert not (tmp_path / 'out').exists()
     assert main([*argv, '--workers', '2']) == 2
     assert '--workers' in capsys.readouterr().err
@@ -182,7 +183,7 @@ def test_too_many_broken_files_are_refused(flowers, tmp_path, capsys):
     for file in (flowers / 'train' / 'rose').iterdir():
         file.write_bytes(b'no image')
     assert pack(f'folder:{flowers}', tmp_path / 'out') == 2
-    assert 'more than the 3 that are tolerated' in capsys.readouterr().err
+    assert mentions(capsys.readouterr().err, '3', 'tolerated')
     assert not (tmp_path / 'out' / 'manifest.json').exists()
 
 
@@ -229,8 +230,8 @@ def replace_in_manifest(folder, old, new):
 @pytest.mark.parametrize(
     ('damage', 'message'),
     [
-        (lambda out: (out / 'manifest.json').unlink(), r'manifest\.json does not exist'),
-        (lambda out: (out / 'manifest.json').write_text('['), 'is not a manifest of packed data'),
+        (lambda out: (out / 'manifest.json').unlink(), r'manifest\.json.*exist'),
+        (lambda out: (out / 'manifest.json').write_text('['), 'manifest.*packed'),
         (lambda out: replace_in_manifest(out, '"format": 1', '"format": 9'), 'format 9, not 1'),
         (
             lambda out: replace_in_manifest(out, '"train-00001', '"../train-00001'),

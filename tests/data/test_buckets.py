@@ -361,7 +361,7 @@ def test_mistakes(options, message):
 
 
 def test_only_long_examples():
-    with pytest.raises(UserError, match='numbers: no example has at most 16 tokens'):
+    with pytest.raises(UserError, match=r'numbers.*16 tokens'):
         take(numbers([20, 30]), 1)
 
 
@@ -383,7 +383,7 @@ class Odd(Sequences):
 )
 def test_an_id_out_of_range_names_the_record(number, vocab_size, bounds):
     source = Subset('odd', [(Odd(number, vocab_size), np.arange(4))])
-    said = rf"number 2: 'source' has the id {number}.* {bounds}"
+    said = rf"number 2: 'source'.* {number}.* {bounds}"
     with pytest.raises(UserError, match=said):
         opened(source)
     assert vocab_size == 0 or opened(Subset('even', [(Odd(8, vocab_size), np.arange(4))]))

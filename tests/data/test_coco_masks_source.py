@@ -72,24 +72,24 @@ def test_polygons_and_run_lengths(tmp_path):
 @pytest.mark.parametrize(
     ('shape', 'message'),
     [
-        ({'size': [20, 31], 'counts': [620]}, 'the mask has 31 x 20 pixels, the image 30 x 20'),
-        ({'size': [20, 30], 'counts': [100, 501]}, 'the run lengths do not add up to 600 pixels'),
-        ({'size': [20, 30], 'counts': [700, -100]}, 'the run lengths do not add up to 600 pixels'),
-        ({'size': [20, 30], 'counts': [0.5]}, 'the run lengths are not integers'),
-        ({'size': [20, 30], 'counts': ''}, 'the compressed run lengths'),
-        ({'size': [20, 30], 'counts': 'ÿ'}, 'the compressed run lengths'),
-        ({'size': [20, 30], 'counts': 'o' * 40 + '0'}, 'the compressed run lengths'),
-        ([[1, 2, 3, 4, 5, 6, 7]], 'a polygon is not a list of x, y, x, y'),
-        ([['x', 2, 3, 4, 5, 6]], 'could not convert string to float'),
-        ([[{'x': 1, 'y': 2}] * 4], 'a polygon is not a list of x, y, x, y'),
-        ([[0, 0, 5e8, 0, 5e8, 5e8, 0, 5e8]], 'a polygon'),  # crashed the process
-        ([[1e300, 0, 1e300, 1, 1e300, 2]], 'a polygon'),
-        ([[0, 0, 1e5, 0] * 20], 'a polygon'),  # gigabytes
+        ({'size': [20, 31], 'counts': [620]}, '31 x 20.*30 x 20'),
+        ({'size': [20, 30], 'counts': [100, 501]}, 'run lengths.*600'),
+        ({'size': [20, 30], 'counts': [700, -100]}, 'run lengths.*600'),
+        ({'size': [20, 30], 'counts': [0.5]}, 'run lengths.*integers'),
+        ({'size': [20, 30], 'counts': ''}, 'compressed'),
+        ({'size': [20, 30], 'counts': 'ÿ'}, 'compressed'),
+        ({'size': [20, 30], 'counts': 'o' * 40 + '0'}, 'compressed'),
+        ([[1, 2, 3, 4, 5, 6, 7]], 'polygon.*x, y'),
+        ([['x', 2, 3, 4, 5, 6]], 'float'),
+        ([[{'x': 1, 'y': 2}] * 4], 'polygon.*x, y'),
+        ([[0, 0, 5e8, 0, 5e8, 5e8, 0, 5e8]], 'polygon'),  # crashed the process
+        ([[1e300, 0, 1e300, 1, 1e300, 2]], 'polygon'),
+        ([[0, 0, 1e5, 0] * 20], 'polygon'),  # gigabytes
     ],
 )
 def test_malformed_masks_are_broken_records(tmp_path, shape, message):
     source = coco_masks.Source(write(tmp_path, [shape]).partition(':')[2], 'val')
-    with pytest.raises(BrokenRecord, match=f'instances_val.json: annotation 10: {message}'):
+    with pytest.raises(BrokenRecord, match=f'instances_val.json: annotation 10: .*{message}'):
         source[0]
 
 

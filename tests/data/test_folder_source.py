@@ -6,6 +6,7 @@ import logging
 import numpy as np
 import pytest
 from helpers import loading
+from helpers.messages import mentions
 from PIL import Image
 
 from vit_jax.data.sources import open_source
@@ -99,7 +100,7 @@ def test_other_files_are_counted_and_hidden_ones_ignored(flowers, caplog):
     ('make', 'message'),
     [
         (lambda path: None, 'does not exist'),
-        (lambda path: path.mkdir(), 'has no folders; expected'),
+        (lambda path: path.mkdir(), 'folders'),
         (
             lambda path: (path.mkdir(), (path / 'a.jpg').touch()),
             r'CLASS/\*\.jpg',
@@ -148,7 +149,7 @@ def test_too_many_broken_files_stop_the_run(flowers):
         (flowers / 'daisy' / f'{i:02}.png').write_bytes(b'')
     source = open_source(f'folder:{flowers}', 'train')
     batches = loading.train_batches(source, parse_transforms(''), batch_size=8, seed=0)
-    with pytest.raises(UserError, match='11 of 40 records broken, more than the 10') as error:
+    with pytest.raises(UserError, match=r'11.*40 records.*10') as error:
         list(itertools.islice(batches, 10))
     assert f'{flowers}/daisy/00.png' in str(error.value)
 
@@ -224,7 +225,7 @@ def test_a_split_without_folders_of_classes_has_no_classes(tmp_path, caplog):
     assert val.info.num_classes == 0 and sorted(values(val)) == [0, 1, 2]
     assert val[0].keys() == {'image'} and val.class_counts().tolist() == []
     assert val.listing() != open_source(f'folder:{tmp_path}', 'val[:2]').listing()
-    assert "'val' is read without classes" in caplog.text and "'images'" in caplog.text
+    assert mentions(caplog.text, "'val'", 'without') and "'images'" in caplog.text
     with pytest.raises(UserError, match='no classes'):
         val.labels()
 
@@ -233,7 +234,7 @@ def test_classes_that_training_lacks_are_named(tmp_path, caplog):
     for split, name in (('train', 'cat'), ('train', 'dog'), ('val', 'dog'), ('val', 'emu')):
         write(tmp_path / split / name, 'a.png')
     open_source(f'folder:{tmp_path}', 'val')
-    assert "the split 'val' has classes that 'train' lacks: 'emu'" in caplog.text
+    assert mentions(caplog.text, "'val'", "'train'", "'emu'")
 
 
 @pytest.mark.parametrize(
@@ -294,13 +295,13 @@ def test_a_pattern_finds_classes_in_names(pets, caplog):
     assert val.info.class_names == ('big_cat', 'dog') and values(val) == [4]
     write(pets / 'train', 'other.png')
     assert len(open_source(f'folder:{pets}/train/{{label}}_*', 'train')) == 4
-    assert "1 images that do not match, such as 'other.png'" in caplog.text
+    assert mentions(caplog.text, '1 images', "'other.png'")
 
 
 @pytest.mark.parametrize(
     ('pattern', 'message'),
     [
-        ('train/{label}-*', 'none of the 4 images below .* such as'),
+        ('train/{label}-*', '4 images.*below'),
         ('train/{class}_*', "unknown field 'class'"),
         ('train/{split}_*', 'write {label} once'),
         ('train/{label}_{label}', 'write {label} once'),

@@ -123,7 +123,7 @@ def test_a_repository_in_the_cache_of_the_hub(tmp_path):
     (repository / 'refs').mkdir()
     (repository / 'refs' / 'main').write_text('abc')
     assert values(open_source('hf:ann/flowers/tiny', 'train')) == [2]
-    with pytest.raises(UserError, match=r'several configs, big, tiny.*hf:ann/flowers/'):
+    with pytest.raises(UserError, match=r'big, tiny.*hf:ann/flowers/'):
         open_source('hf:ann/flowers', 'train')
 
 
@@ -152,7 +152,7 @@ def test_a_row_without_bytes_is_broken(tmp_path, caplog):
     file = tmp_path / 'train.parquet'
     pq.write_table(pa.table(made), file)
     source = open_source(f'hf:{tmp_path}', 'train')
-    with pytest.raises(Exception, match="row 3: 'image' has no bytes"):
+    with pytest.raises(Exception, match=r"3.*'image'"):
         source[3]
     assert list(source.broken) == [3]
 
@@ -267,7 +267,7 @@ def test_a_folder_without_rows_or_images(tmp_path):
 def test_a_cache_folder_that_cannot_be_written(flowers, tmp_path, monkeypatch):
     (tmp_path / 'file').write_text('')
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'file'))
-    with pytest.raises(UserError, match='name another cache folder by XDG_CACHE_HOME'):
+    with pytest.raises(UserError, match=r'folder.*XDG_CACHE_HOME'):
         open_source(f'hf:{flowers}', 'train')
 
 

@@ -5,6 +5,7 @@ import zlib
 
 import numpy as np
 import pytest
+from helpers.messages import mentions
 from PIL import Image
 
 from vit_jax.data.records import BrokenRecord, UnknownSplit
@@ -165,7 +166,7 @@ def test_a_mask_of_another_size_or_damaged_is_a_broken_record(tmp_path):
         source[0]
     for stem in 'ab':
         (tmp_path / f'masks/{stem}.png').write_bytes(b'x')
-    with pytest.raises(BrokenRecord, match=r'masks/.\.png: cannot identify image'):
+    with pytest.raises(BrokenRecord, match=r'masks/.\.png.*identify'):
         source.annotations(0)
 
 
@@ -187,13 +188,13 @@ def test_ids_and_classes_that_do_not_fit(tmp_path):
     (tmp_path / 'classes.txt').unlink()
     for text, words in {
         'id,name\n0,a\n0,b\n': 'lists 0 twice',
-        'id,label\n0,a': "its first line is 'id,name' or 'name,color'",
-        'id,name\nx,a': "row 2: the id 'x' is not a number",
-        'color,name\nred,a': "row 2: the color 'red' is not of the form #ff8000",
+        'id,label\n0,a': ("'id,name'", "'name,color'"),
+        'id,name\nx,a': ('2', "'x'"),
+        'color,name\nred,a': ('2', "'red'", '#ff8000'),
         'id,name\n1': 'row 2: has 1 cells of 2',
     }.items():
         (tmp_path / 'classes.csv').write_text(text)
-        assert words in refusal(tmp_path, classes='')
+        assert mentions(refusal(tmp_path, classes=''), words)
 
 
 @pytest.mark.parametrize(('bits', 'color_type'), [(1, 0), (2, 0), (4, 0), (8, 0), (2, 3), (4, 3)])
@@ -250,7 +251,7 @@ def test_missing_files_and_folders(tmp_path):
     with pytest.raises(UserError, match='does not exist'):
         open_source(f'masks:{tmp_path / "x"}', 'train')
     (tmp_path / 'b').mkdir()
-    with pytest.raises(UserError, match='has no folder images; put the images into'):
+    with pytest.raises(UserError, match=r'folder.*images'):
         open_source(f'masks:{tmp_path / "b"}', 'train')
     (tmp_path / 'b' / 'images').mkdir()
     with pytest.raises(UserError, match=r'no folder .*masks'):

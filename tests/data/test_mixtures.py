@@ -7,6 +7,7 @@ import pickle
 
 import numpy as np
 import pytest
+from helpers.messages import mentions
 from PIL import Image
 
 from vit_jax.config.run import Data
@@ -116,7 +117,7 @@ def test_batches_are_the_same_after_a_stop_in_parts_and_from_processes(folders):
     assert collections.Counter(seen >= 100) == {False: 70, True: 30}
     names = [f'folder:{folders}/{name}' for name in 'ab']
     assert data.seen(5) == {'a': 0.7, 'b': 0.3}
-    assert data.plan.notes[0].startswith(f'70.0% of the examples are from {names[0]}')
+    assert mentions(data.plan.notes[0], '70.0%', 'examples', names[0])
     copy = pickle.loads(pickle.dumps(data.plan))
     np.testing.assert_array_equal(copy.batch(7)[1], data.plan.batch(7)[1])
 

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from helpers.messages import mentions
 from PIL import Image
 
 from vit_jax.data.records import BrokenRecord
@@ -69,13 +70,13 @@ def test_the_listing_has_the_annotations_and_the_sizes_of_segments(tmp_path):
 @pytest.mark.parametrize('changes', [{'annotations': []}, {'segments': []}])
 def test_a_file_without_segments_is_of_images_alone(tmp_path, caplog, changes):
     source = open_source(write(tmp_path, **changes), 'val')
-    assert 'panoptic_val.json: has no annotations' in caplog.text
+    assert mentions(caplog.text, 'panoptic_val.json', 'annotations')
     assert (source[0].keys(), source.annotations(0)) == ({'image'}, {'size': (3, 4)})
 
 
 def test_pictures_that_are_not_as_listed_are_broken(tmp_path):
     source = panoptic.Source(write(tmp_path, NUMBERS + 2).partition(':')[2], 'val')
-    with pytest.raises(BrokenRecord, match=r'a\.png: segment 2 is not listed'):
+    with pytest.raises(BrokenRecord, match=r'a\.png.*2'):
         source[0]
     source = panoptic.Source(write(tmp_path, NUMBERS[:, :3]).partition(':')[2], 'val')
     with pytest.raises(BrokenRecord, match=r'a\.png: has 3 x 3 pixels, .*4 x 3'):

@@ -133,7 +133,7 @@ def test_digits_of_mixed_sizes():
     sizes = np.array([source[i]['image'].shape[:2] for i in range(300)])
     assert sizes.min() == 6 and sizes.max() == 32
     np.testing.assert_array_equal(source[7]['image'], source[7]['image'])
-    with pytest.raises(UserError, match="'digits:6-32' for images of mixed sizes"):
+    with pytest.raises(UserError, match=r"'digits:6-32'.*images"):
         open_source('digits:32-6', 'train')
 
 
@@ -160,5 +160,5 @@ def test_data_without_images_are_refused(tmp_path):
     pairs = tmp_path / 'pairs.tsv'
     pairs.write_text('ein Hund\ta dog\n' * 40)
     text = {'source': f'text:{pairs}', 'split': 'train', 'vocab': 'bytes', 'transforms': 'tokenize'}
-    with pytest.raises(UserError, match='has no image to cut into patches'):
+    with pytest.raises(UserError, match=r'image.*patches'):
         opened(**text).shapes  # noqa: B018

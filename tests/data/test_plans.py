@@ -185,9 +185,9 @@ def test_a_text_that_is_left_a_text_says_what_to_do(vocab):
 @pytest.mark.parametrize(
     ('spec', 'message'),
     [
-        ("tokenize('caption', 1)", 'length=1: must be at least 2'),
+        ("tokenize('caption', 1)", 'length=1.*2'),
         ('tokenize(length=9)', r"write tokenize\('caption', 9\)"),
-        ('lower(3)', "needs the fields' names"),
+        ('lower(3)', 'fields'),
     ],
 )
 def test_arguments_of_texts(vocab, spec, message):
@@ -212,7 +212,7 @@ def test_the_config_names_a_plan():
         ({'plan': 'fixt'}, r"unknown plan name 'fixt'; .* 'fixed'"),
         ({'plan': 'fixed(3)'}, r'fixed\(3\)'),
         ({'plan': 'fixed(length=3)'}, r"plan 'fixed\(length=3\)': .*unexpected keyword.*'length'"),
-        ({'plan': 'fixed('}, "write for example 'my_lab.packing"),
+        ({'plan': 'fixed('}, "example.*'my_lab.packing"),
         ({'plan': 'fixed', 'sizes': ((8, 8),)}, 'sizes and plan'),
         ({'plan': 'helpers.loading'}, "has no 'Plan'"),
     ],

@@ -156,7 +156,7 @@ def test_the_cache_keeps_its_bounds(copied, monkeypatch):
     assert 0 < len(kept()) < 12
     assert sum(file.stat().st_size for file in kept()) < 0.01 * shards
     monkeypatch.setenv(caches.LIMIT, 'much')
-    with pytest.raises(UserError, match='VIT_JAX_CACHE_GB=much: write a number'):
+    with pytest.raises(UserError, match=r'VIT_JAX_CACHE_GB=much.*number'):
         open_source(f'packed:{copied}', 'train')
 
 
@@ -217,7 +217,7 @@ def test_damaged_ranges_are_read_again(local, copied):
     ('damage', 'message'),
     [
         (lambda data: data[: len(data) // 2], f'{SHARD} has .* bytes'),
-        (lambda data: data[:-65536] + bytes(65536), f'{SHARD} cannot be read .*: copy it again'),
+        (lambda data: data[:-65536] + bytes(65536), f'{SHARD} .*copy'),
         (None, f'{SHARD} is missing'),
     ],
     ids=['cut off', 'index', 'missing'],
@@ -241,7 +241,7 @@ def test_an_index_of_other_records_is_refused(local, bucket):
     text = manifest.read_text()
     assert '"examples": 6' in text
     manifest.write_text(text.replace('"examples": 6', '"examples": 7'))
-    with pytest.raises(UserError, match='holds 6 records instead of 7: copy it again'):
+    with pytest.raises(UserError, match=r'6 records.*7'):
         open_source(f'packed:{url}', 'train')
 
 

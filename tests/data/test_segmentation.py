@@ -88,7 +88,7 @@ def test_a_window_without_objects_is_drawn_again():
     [
         ('large_scale_jitter(32, 2, 1)', r'low=2 .* high=1'),
         ('large_scale_jitter(32, 0)', r'low=0 .* high=2.0'),
-        ("large_scale_jitter(32, method='cubic')", "method='cubic' must be one of nearest"),
+        ("large_scale_jitter(32, method='cubic')", "method='cubic'"),
     ],
 )
 def test_mistakes(spec, message):

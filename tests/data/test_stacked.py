@@ -144,7 +144,7 @@ def test_an_odd_example_is_left_to_those_who_name_it(odd):
 
 def test_the_name_of_an_odd_example_is_given():
     plan = make_plan('fixed', kept('flip', odd={'number': 2**40}), batch_size=SIZE)
-    with pytest.raises(UserError, match="number 5: 'number' has the number 1099511627776"):
+    with pytest.raises(UserError, match=r"5.*'number'.*1099511627776"):
         Loader(plan, Process()).train_batch(0)
 
 

@@ -71,12 +71,12 @@ def test_views_of_views_are_the_same_crops_in_another_size():
     [
         ("views('image', 2, 'flip', of='large_image')", {}, "of='large_image': make 2 views"),
         ("views('image', 2, 'flip', of='large')", {}, r"of='large' .* 'image',"),
-        ("views('image', 2, 'flip')", {'boxes': np.zeros((2, 4))}, "the image but not 'boxes'"),
-        (f'{CROPS.format(GLOBAL)}|flip', {}, "'local_image' has shape .* put the transform"),
+        ("views('image', 2, 'flip')", {'boxes': np.zeros((2, 4))}, "image.*'boxes'"),
+        (f'{CROPS.format(GLOBAL)}|flip', {}, "'local_image'.*shape.*transform"),
         ("views('other_image', 2, 'flip')|randaugment", {}, "cannot move 'other_image'"),
         ("views('i', 2, 'flip')", {}, r"name='i' .* 'image', .* '_image'"),
-        ("views('image', 0, 'flip')", {}, 'count=0 must be a positive integer'),
-        ("views('image', 2, 3)", {}, 'transforms=3 must be a text'),
+        ("views('image', 0, 'flip')", {}, 'count=0'),
+        ("views('image', 2, 3)", {}, 'transforms=3'),
         ("views('image', 2, 'flop')", {}, "unknown transform 'flop'"),
     ],
 )

@@ -91,7 +91,7 @@ def test_other_special_ids_are_refused_for_pairs(tmp_path):
         input=str(text), model_prefix=str(tmp_path / 'default'), vocab_size=50, minloglevel=2
     )
     vocab = vocabulary.load_vocabulary(tmp_path / 'default.model')
-    with pytest.raises(UserError, match='has pad -1, bos 1, eos 2, unk 0 instead of pad 0'):
+    with pytest.raises(UserError, match=r'pad -1.*bos 1.*eos 2.*unk 0.*pad 0'):
         parse_transforms('tokenize', vocab)
     (step,) = parse_transforms("tokenize('caption', 50, pad=2)", vocab).steps
     ids = step({'caption': 'a man'}, np.random.default_rng())['caption']
@@ -109,7 +109,7 @@ def test_padding_by_the_vocabulary_s_own_ids(tmp_path):
         ids = step({'caption': 'ab'}, np.random.default_rng())['caption']
         assert ids.tolist() == [*vocab.encode('ab'), 2, filler, filler]
     for pad in ('end', -1, 260):
-        with pytest.raises(UserError, match='the vocabulary has 260 ids; write an id'):
+        with pytest.raises(UserError, match=r'vocabulary.*260 ids'):
             parse_transforms(f"tokenize('caption', 5, pad={pad!r})", vocab)
 
 
@@ -122,8 +122,8 @@ def test_padding_that_is_no_id_is_refused(vocab):
     ('size', 'kind', 'message'),
     [
         (60, 'word', "unknown kind 'word'"),
-        (5, 'bpe', 'a vocabulary of 5 pieces: .*[Vv]ocabulary size'),
-        (50_000, 'unigram', r'a vocabulary of 50000 pieces: .*too high'),
+        (5, 'bpe', 'vocabulary.*5 pieces.*[Vv]ocabulary.*size'),
+        (50_000, 'unigram', 'vocabulary.*50000 pieces.*high'),
     ],
 )
 def test_mistakes(size, kind, message):

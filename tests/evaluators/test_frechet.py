@@ -6,6 +6,7 @@ import logging
 import numpy as np
 import pytest
 import scipy.linalg
+from helpers.messages import mentions
 
 from vit_jax import __main__ as cli
 from vit_jax.errors import UserError
@@ -135,7 +136,7 @@ def test_it_says_what_too_few_images_mean(caplog):
         evaluator.update({'samples': IMAGES[:4, None], 'image': IMAGES[:6]}, {})
         evaluator.result()
     (record,) = caplog.records
-    assert '4 images for 4 features: the covariance has at most rank 3' in record.getMessage()
+    assert mentions(record.getMessage(), '4 images', '4 features', '3')
 
 
 def test_statistics_of_a_file_take_the_place_of_the_images(tmp_path):
@@ -161,7 +162,7 @@ def test_what_is_not_finite_makes_every_metric_nan(monkeypatch):
 
 
 def test_mistakes(tmp_path):
-    with pytest.raises(UserError, match='neighbors=0: must be at least 1'):
+    with pytest.raises(UserError, match=r'neighbors=0.*1'):
         opened(neighbors=0)
     with pytest.raises(UserError, match="'generate'"):
         opened().update({'features': IMAGES}, {})

@@ -107,9 +107,9 @@ def test_names_of_a_file_that_are_those_of_the_data_are_matched_by_name(tmp_path
 @pytest.mark.parametrize(
     ('keywords', 'names', 'message'),
     [
-        ({}, ('cat', 'cat', 'dog', 'a', 'b', 'c'), "two classes have the name 'cat'"),
-        ({}, (' ', 'cow', 'dog', 'a', 'b', 'c'), 'a class has an empty name'),
-        ({'templates': ('a photo',)}, NAMES, "'a photo' has no {}"),
+        ({}, ('cat', 'cat', 'dog', 'a', 'b', 'c'), "classes.*'cat'"),
+        ({}, (' ', 'cow', 'dog', 'a', 'b', 'c'), 'class.*empty'),
+        ({'templates': ('a photo',)}, NAMES, r"'a photo'.*\{\}"),
         ({'templates': ()}, NAMES, 'a template'),
     ],
 )

@@ -5,6 +5,7 @@ import pathlib
 import shutil
 
 import pytest
+from helpers.messages import mentions
 from helpers.runs import digest, linear, steps, undrawn  # noqa: F401
 
 from vit_jax.__main__ import main
@@ -31,13 +32,13 @@ def flip_bit(path: pathlib.Path) -> None:
 
 # What is done to the folder of each step, and what is said of it.
 DAMAGE = {
-    9: (lambda step: truncate(data_file(step)), 'has changed since it was written'),
+    9: (lambda step: truncate(data_file(step)), 'changed'),
     8: (lambda step: data_file(step).unlink(), 'is missing'),
-    7: (lambda step: flip_bit(data_file(step)), 'has changed since it was written'),
-    6: (lambda step: truncate(step / 'variables/_METADATA'), 'variables/_METADATA has changed'),
+    7: (lambda step: flip_bit(data_file(step)), 'changed'),
+    6: (lambda step: truncate(step / 'variables/_METADATA'), 'variables/_METADATA'),
     5: (lambda step: truncate(step / 'manifest.json'), 'manifest.json is unreadable'),
-    4: (lambda step: (step / 'manifest.json').unlink(), 'the save was never finished'),
-    3: (lambda step: (step / 'commit_success.txt').unlink(), 'the save was never finished'),
+    4: (lambda step: (step / 'manifest.json').unlink(), 'finished'),
+    3: (lambda step: (step / 'commit_success.txt').unlink(), 'finished'),
 }
 
 
@@ -81,7 +82,7 @@ def resumed(tmp_path_factory, run_cli, stopped):
         pytest.param(6, marks=pytest.mark.fault(11), id='metadata truncated'),
         pytest.param(5, marks=pytest.mark.fault(11), id='manifest truncated'),
         pytest.param(4, marks=pytest.mark.fault(11), id='manifest deleted'),
-        pytest.param(3, marks=pytest.mark.fault(14), id='no mark of the commit'),
+        pytest.param(3, marks=pytest.mark.fault(14), id='commit'),
     ],
 )
 def test_a_damaged_step_is_named_and_set_aside(resumed, step):
@@ -101,7 +102,7 @@ def test_an_empty_folder_is_no_step(resumed):
 @pytest.mark.fault(13)
 def test_a_copy_under_another_number_is_not_the_newest_step(resumed):
     folder, said = resumed
-    assert f'manifest.json says step {LAST}: a copied or renamed directory' in said
+    assert mentions(said, 'manifest.json', 'step', LAST, 'renamed', 'directory')
     assert (folder / 'checkpoints' / 'rejected' / '999999').is_dir()
 
 

@@ -136,7 +136,7 @@ def test_without_the_file_or_with_a_checkpoint_that_has_no_config(run):
     edit(run, put('model', posemb='none'))
     assert vit_jax.load(run)[0].positions.embed == 'none'
     (run / 'config.json').unlink()
-    with pytest.raises(UserError, match=r'has no config\.json, and the checkpoint'):
+    with pytest.raises(UserError, match=r'config\.json.*checkpoint'):
         vit_jax.load(run)
 
 

@@ -102,7 +102,7 @@ def test_a_pattern_that_never_ends(tmp_path):
     made.pre_tokenizer = tokenizers.pre_tokenizers.Split(pattern, 'isolated')
     made.save(str(tmp_path / 'tokenizer.json'))
     vocab = vocabulary.load_vocabulary(tmp_path / 'tokenizer.json')
-    with pytest.raises(UserError, match=r'by its tokenizer\.json: cannot be read'):
+    with pytest.raises(UserError, match=r'tokenizer\.json'):
         vocab.encode('a' * 60 + 'b')
 
 

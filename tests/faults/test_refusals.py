@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from helpers.messages import says
+from helpers.messages import mentions, says
 
 from vit_jax.__main__ import main
 from vit_jax.runtime import sharding
@@ -59,9 +59,7 @@ def test_a_config_that_cannot_be(flag, said, tmp_path, capsys):
 @pytest.mark.parametrize('patch', [16, 3])
 def test_images_that_are_no_whole_patches(patch, tmp_path, capsys):
     line = refused_start(tmp_path, capsys, f'model.patch_size={patch}')
-    assert (
-        f'images are 8 x 8: their height is not a positive multiple of patch_size {patch}' in line
-    )
+    assert mentions(line, '8 x 8', 'patch_size', patch)
 
 
 @pytest.mark.fault(27)
@@ -73,13 +71,13 @@ def test_images_that_transforms_make_larger_than_whole_patches(tmp_path, capsys)
 @pytest.mark.fault(28)
 def test_fewer_classes_than_the_data_have(tmp_path, capsys):
     line = refused_start(tmp_path, capsys, 'model.num_classes=5')
-    assert 'digits has 10 classes; leave it unset or raise it' in line
+    assert mentions(line, 'digits', '10 classes')
 
 
 @pytest.mark.fault(30)
 def test_a_batch_that_devices_cannot_share(tmp_path, capsys):
     line = refused_start(tmp_path, capsys, 'batch_size=12')
-    assert 'must be a multiple of 8 (8 devices x 1 accumulation steps)' in line
+    assert mentions(line, 'multiple of 8', '8 devices x 1')
 
 
 @pytest.mark.fault(32)
@@ -87,11 +85,11 @@ def test_a_batch_that_devices_cannot_share(tmp_path, capsys):
     ('split', 'said'),
     [
         ('train[:5]', 'batch_size=32'),
-        ('train[:0]', "selects no example (the split has 1437 in 'train')"),
+        ('train[:0]', ('1437', "'train'")),
     ],
 )
 def test_too_little_data(split, said, tmp_path, capsys):
-    assert said in refused_start(tmp_path, capsys, f'data.split={split}')
+    assert mentions(refused_start(tmp_path, capsys, f'data.split={split}'), said)
 
 
 @pytest.mark.fault(32)

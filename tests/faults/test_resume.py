@@ -12,6 +12,7 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
+from helpers.messages import mentions
 from helpers.runs import (
     digest,
     is_saving,
@@ -103,8 +104,8 @@ def test_kills_in_the_middle_of_a_save_of_a_run_that_lets_no_other_in(
             wait_until(lambda process=process: held_by(process, tmp_path), process)
             process.send_signal(signal.SIGSTOP)  # so that it does not come to its end meanwhile
             assert main(arguments(tmp_path)) == 2
-            owner = f'in use by another run: host {os.uname().nodename}, pid {process.pid}, since'
-            assert owner in capsys.readouterr().err
+            owner = os.uname().nodename, f'pid {process.pid}'
+            assert mentions(capsys.readouterr().err, 'in use', owner)
             process.send_signal(signal.SIGCONT)
             wait_until(partial(has_saved_beyond, tmp_path, reached), process)
             wait_until(partial(is_saving, tmp_path), process)
@@ -138,7 +139,7 @@ def test_sigterm_saves_and_exits_with_75_however_often_it_comes(
     folder, code, output = told_to_stop
     assert code == EXIT_PREEMPTED, output
     stopped = steps(folder)[-1]
-    assert f'stopped after step {stopped}/{TOTAL}; the state is saved' in output
+    assert mentions(output, 'stopped', 'step', stopped, TOTAL, 'state', 'saved')
     assert stopped == last_step(folder) < TOTAL
     folder = shutil.copytree(folder, tmp_path / 'run')
     done = run_cli(*arguments(folder))
@@ -229,8 +230,8 @@ def test_every_layout_goes_on_from_any_other_and_in_another_folder(tmp_path, uni
         assert ended == (0 if int(stop_at) > TOTAL else EXIT_PREEMPTED)
         folder.rename(tmp_path / f'moved-{i + 1}')
     output = capsys.readouterr().out
-    assert 'so far on 1 x cpu (jit): the examples stay the same' in output
-    assert 'so far on 4 x cpu on 2 slices (jit): the examples stay the same' in output
+    assert mentions(output, '1 x cpu (jit)')
+    assert mentions(output, '4 x cpu', '2 slices (jit)')
     np.testing.assert_allclose(losses(tmp_path / 'moved-2'), losses(uninterrupted), rtol=1e-4)
 
 
@@ -302,7 +303,7 @@ def test_an_exploding_run_stops_and_saves_no_state_that_is_not_finite(tmp_path, 
     explodes = {'optim.lr': '1e20', 'optim.schedule.warmup': '0', 'every.checkpoint': '1'}
     flags = [f'--config.{name}={value}' for name, value in explodes.items()]
     assert main(arguments(tmp_path, *flags)) == 3
-    assert re.search(r'error: step \d+: .*the last checkpoint stands', capsys.readouterr().err)
+    assert re.search(r'error: step \d+: .*checkpoint', capsys.readouterr().err)
     for step in steps(tmp_path):
         for item in ('variables', 'training'):
             leaves = jax.tree.leaves(read_item(tmp_path / 'checkpoints' / str(step) / item))

@@ -120,7 +120,7 @@ def test_what_is_opened(tmp_path):
     file.write_bytes(b'abc')
     (tmp_path / 'link').symlink_to(file)
     assert paths.read_bytes(tmp_path / 'link', 3) == b'abc'
-    with pytest.raises(OSError, match='3 bytes, more than the 2'):
+    with pytest.raises(OSError, match=r'3 bytes.*2'):
         paths.read_bytes(file, 2)
     with pytest.raises(IsADirectoryError):
         paths.read_bytes(tmp_path)

@@ -20,6 +20,20 @@ def says(text: str | Iterable[str], *facts: object) -> bool:
     return True
 
 
+def mentions(text: str | Iterable[str], *facts: object) -> bool:
+    """Whether one line of a text has all of the facts.
+
+    Args:
+      text: any output, or its lines.
+      facts: words, names and numbers; a tuple gives several.
+    """
+    required = [
+        str(item) for fact in facts for item in (fact if isinstance(fact, tuple) else (fact,))
+    ]
+    lines = text.split('\n') if isinstance(text, str) else text
+    return any(all(fact in line for fact in required) for line in lines)
+
+
 def numbers(text: str) -> list[int]:
     """The whole numbers in a text, in order."""
     return [int(number) for number in re.findall(r'\d+', text)]

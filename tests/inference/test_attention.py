@@ -105,12 +105,12 @@ def test_a_decoder_is_drawn_query_by_query(run, tmp_path):
     assert drawn[2:] == ['layer 0', 'layer 1', 'head 0', 'head 1']
     drawn, _ = titles('--map', 'encoder/stage_0', '--query', '3,3')
     assert drawn[:3] == ['input', 'layer 1, mean of heads', 'rollout']
-    with pytest.raises(UserError, match='decoder/block_1 does not attend to the image'):
+    with pytest.raises(UserError, match=r'decoder/block_1.*attend'):
         titles('--map', 'decoder/block_1$')
 
 
 def test_a_model_without_pictures_is_a_mistake():
     config = SimpleNamespace(model=SimpleNamespace(name='foo'))
     run = SimpleNamespace(model=models.Model(), params={}, image_size=None, settings=config)
-    with pytest.raises(UserError, match="model 'foo' has no parameters to draw"):
+    with pytest.raises(UserError, match=r"'foo'.*parameters"):
         parameter_pictures(run, '')

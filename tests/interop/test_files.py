@@ -7,6 +7,7 @@ import zipfile
 import fsspec
 import numpy as np
 import pytest
+from helpers.messages import mentions
 
 from vit_jax.__main__ import main
 from vit_jax.errors import UserError
@@ -101,7 +102,7 @@ def test_the_file_that_transformers_reads(tmp_path):
     (tmp_path / 'config.json').unlink()
     assert_one_line(tmp_path, 'neither model.safetensors nor')
     (tmp_path / 'config.json').write_text('{"transformers_weights": "../a.safetensors"}')
-    assert_one_line(tmp_path, "transformers_weights '../a.safetensors' is not a file in its folder")
+    assert_one_line(tmp_path, 'transformers_weights', "'../a.safetensors'")
 
 
 @pytest.mark.fault(113)
@@ -130,8 +131,8 @@ def test_urls(tmp_path, monkeypatch):
         flat, extra = files.read_arrays(f'memory://models/{name}')
         assert_same(flat, {'x': np.ones(3)})
         assert extra == {'k': 1}
-    assert_one_line('memory://models/none.npz', 'there is no such file')
-    assert_one_line('memory://models/none', 'there is no such file')
+    assert_one_line('memory://models/none.npz', 'no such file')
+    assert_one_line('memory://models/none', 'no such file')
 
 
 def test_a_protocol_without_its_package(monkeypatch):
@@ -140,7 +141,7 @@ def test_a_protocol_without_its_package(monkeypatch):
 
     monkeypatch.setattr(servers, 'require_answer', lambda scheme: None)
     monkeypatch.setattr(fsspec.core, 'url_to_fs', missing)
-    assert_one_line('gs://bucket/a.npz', "gs:// needs gcsfs: pip install -e '.[gcs]'")
+    assert_one_line('gs://bucket/a.npz', 'gs://', "'.[gcs]'")
     assert_one_line('abfs://bucket/folder', 'Please install gcsfs')
 
 
@@ -247,9 +248,9 @@ def test_what_is_no_checkpoint(tmp_path):
     np.savez(tmp_path / 'words.npz', a=np.array(['word']))
     assert_one_line(tmp_path / 'notes.txt', 'not a checkpoint')
     assert_one_line(tmp_path / 'words.npz', 'a has type <U4')
-    assert_one_line(tmp_path / 'none.npz', 'there is no such file')
-    assert_one_line(tmp_path / 'none.safetensors', 'there is no such file')
-    assert_one_line(tmp_path / 'none', 'there is no such file or folder')
+    assert_one_line(tmp_path / 'none.npz', 'no such file')
+    assert_one_line(tmp_path / 'none.safetensors', 'no such file')
+    assert_one_line(tmp_path / 'none', 'no such file', 'folder')
     assert_one_line(tmp_path, 'neither model.safetensors nor')
 
 
@@ -357,4 +358,4 @@ def test_shards_outside_of_the_folder(shard, tmp_path, capsys):
     (tmp_path / 'model.safetensors.index.json').write_text(json.dumps(index))
     assert main(['inspect', '--checkpoint', str(tmp_path)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert 'outside of its folder' in line
+    assert mentions(line, 'outside', 'folder')

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import released, timm_images, transformers_forms, transformers_models
+from helpers.messages import mentions
 from helpers.round_trips import anew
 from PIL import Image
 
@@ -295,7 +296,7 @@ def test_what_is_prepared_otherwise_is_said(tmp_path):
     assert "'hamming'" in hamming.transforms
     whole = {'size': {'shortest_edge': 16, 'longest_edge': 30}, 'do_normalize': False}
     shaped = interop.read(saved(tmp_path / 'd', '', preprocessor_config=whole))
-    assert any('keeps the shape of images' in note for note in shaped.notes)
+    assert any(mentions(note, 'keeps', 'images') for note in shaped.notes)
 
 
 def saved(folder, text, **files_beside):
@@ -437,6 +438,6 @@ def test_timm_with_all_at_the_top_of_its_config(tmp_path):
 @pytest.mark.parametrize('key', ['do_flip_channel_order', 'rescale_offset'])
 def test_preparation_that_no_model_here_has_is_refused(key, tmp_path):
     place = saved(tmp_path / 'a', '', preprocessor_config=PILLOW | {key: True})
-    with pytest.raises(UserError, match=f'{key}, which is not supported'):
+    with pytest.raises(UserError, match=f'{key}.*not supported'):
         interop.read(place)
     assert interop.read(place, mean=0.5, std=0.5).image_size == (16, 16)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from helpers import hub_server
-from helpers.messages import says
+from helpers.messages import mentions, says
 from helpers.released_models import count
 
 from vit_jax.__main__ import main
@@ -106,23 +106,23 @@ def test_a_wrong_name_gets_the_nearest(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert main(['inspect', '--checkpoint', 'ViT-B_16']) == 2
     said = capsys.readouterr().err
-    assert says(said, 'no such file or folder', 'did you mean imagenet21k/ViT-B_16?')
+    assert says(said, 'no such file', 'folder', 'imagenet21k/ViT-B_16')
 
     assert main(['inspect', '--checkpoint', 'ViT-B_16.npz']) == 2
-    assert 'there is no such file; did you mean imagenet21k/ViT-B_16?' in capsys.readouterr().err
+    assert mentions(capsys.readouterr().err, 'no such file', 'imagenet21k/ViT-B_16')
 
     def missing(url, names, needed):
         raise cache.MissingFile(f'{url}/{names[0]}: there is no such file')
 
     monkeypatch.setattr(cache, 'download', missing)
-    with pytest.raises(UserError, match=f'there is no such file; did you mean {B16}'):
+    with pytest.raises(UserError, match=f'no such file.*{B16}'):
         files.local_path(ModelRef.parse(B16.replace('medium1', 'medium')).locate()[0])
 
 
 def test_the_hub_is_asked_for_names_beside_the_table(tmp_path):
     with hub_server.serve(hub_server.Hub(), tmp_path), pytest.raises(UserError) as error:
         hub.fetch('hf://google/vit-bse-patch16-224')
-    assert 'did you mean hf://google/vit-base-patch16-224?' in str(error.value)
+    assert mentions(str(error.value), 'hf://google/vit-base-patch16-224')
 
 
 def test_a_rented_machine_gets_what_a_short_name_needs(repo):

@@ -122,7 +122,7 @@ def test_a_word_without_an_embedding_is_refused(folder, tmp_path):
     words.save_pretrained(other)
     encode = text_encoder(interop.read(other))
     assert encode('caption', 'a cat').max() < len(words) - 1
-    with pytest.raises(UserError, match=f'has the id {len(words) - 1}, but the model has'):
+    with pytest.raises(UserError, match=f'id {len(words) - 1}.*model'):
         encode('caption', 'a <cat-toy>')
 
 

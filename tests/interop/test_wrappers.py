@@ -107,15 +107,15 @@ def test_heads_beside_a_backbone_are_left_out_and_told(arrays, tmp_path):
 
 def test_of_equals_one_has_to_be_named(arrays, tmp_path):
     both = below('model.', arrays, 2) | below('net.', arrays)
-    with pytest.raises(UserError, match=r'model. and net. are several models'):
+    with pytest.raises(UserError, match=r'several.*models'):
         read(tmp_path, both)
     require_same(read(tmp_path, both, ':net'), arrays, tmp_path)
-    with pytest.raises(UserError, match=r"no part 'teacher' \(it has: model, net\)"):
+    with pytest.raises(UserError, match=r"'teacher'.*model"):
         read(tmp_path, both, ':teacher')
 
 
 def test_what_is_refused_is_named(arrays, tmp_path):
-    with pytest.raises(UserError, match=r'; all names begin with mine\.'):
+    with pytest.raises(UserError, match=r'begin.*mine'):
         read(tmp_path, below('mine.', arrays))
     more = arrays | {'vit.layers.0.adapter.weight': np.ones((2, 2), np.float32)}
     with pytest.raises(UserError, match=r'a.safetensors, .* vit.layers.0.adapter'):

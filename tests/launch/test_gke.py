@@ -6,6 +6,7 @@ import re
 
 import pytest
 import yaml
+from helpers.messages import mentions
 
 from vit_jax import __main__ as cli
 from vit_jax.errors import EXIT_PREEMPTED
@@ -158,21 +159,21 @@ def test_kubectl_gets_the_manifest_that_dry_run_prints(tmp_path, monkeypatch, ca
     ('flags', 'message'),
     [
         (['--tpu', 'v3-32'], 'GKE offers v4 and later'),
-        (['--tpu', 'v6e-8', '--slices', '2'], 'joins slices of several machines'),
-        (['--tpu', 'v5p-24'], 'give a shape of the 12 chips'),
-        (['--topology', '2x4'], 'give a shape of the 16 chips'),
-        (['--topology', 'many'], 'give a shape of the 16 chips'),
+        (['--tpu', 'v6e-8', '--slices', '2'], ('several', 'machines')),
+        (['--tpu', 'v5p-24'], ('shape', '12 chips')),
+        (['--topology', '2x4'], ('shape', '16 chips')),
+        (['--topology', 'many'], ('shape', '16 chips')),
         (['--spot', '--flex-start'], 'not both'),
-        (['--queue', 'A'], "--queue 'A': must be at most 40"),
+        (['--queue', 'A'], ('--queue', "'A'", '40')),
         (['--namespace', 'a/b'], '--namespace'),
         (['--service-account', '$a'], '--service-account'),
         (['--job-name', 'a_b'], '--job-name'),
         (['--image', 'two words'], '--image'),
         (['--env', 'A-B=1'], '--env'),
-        (['--mount', '/data=s3://lab'], 'of a whole bucket'),
+        (['--mount', '/data=s3://lab'], 'bucket'),
         (['--env', 'TFDS_DATA_DIR=gs://a'], 'give --mount'),
-        ([*TRAIN, '--workdir', 'runs/a'], 'launch gke: the machine is deleted'),
-        ([], 'kubectl was not found; install it'),
+        ([*TRAIN, '--workdir', 'runs/a'], ('machine', 'deleted')),
+        ([], ('kubectl', 'install')),
     ],
 )
 def test_a_mistake_is_one_line(flags, message, capsys, monkeypatch, tmp_path):
@@ -180,7 +181,7 @@ def test_a_mistake_is_one_line(flags, message, capsys, monkeypatch, tmp_path):
     flagged = not flags or flags[0].startswith('--')
     assert (launch(*flags) if flagged else launch(command=flags)) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
+    assert mentions(line, message)
 
 
 def test_every_slice_with_sides_of_powers_of_two_has_its_shape():

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import yaml
-from helpers.messages import says
+from helpers.messages import mentions, says
 
 from vit_jax import __main__ as cli
 from vit_jax.commands import rehearse
@@ -97,7 +97,7 @@ def test_a_rehearsal_comes_before_a_job(dry, tmp_path, monkeypatch, capsys):
     shown = capsys.readouterr()
     assert shown.out == '' and not (tmp_path / 'submitted').exists()
     last = shown.err.splitlines()[-1]
-    assert 'the rehearsal failed, nothing was submitted: data trian: ' in last
+    assert mentions(last, 'rehearsal', 'submitted')
     assert "did you mean 'train'" in last
 
     assert cli.main(words) == 0
@@ -136,7 +136,7 @@ def test_a_rehearsal_compiles_for_the_slices(launcher, slices, result, monkeypat
     assert asked == [(5, 'gs://a'), (TRAIN[2], slices)]
     shown = capsys.readouterr()
     assert bool(shown.out) == (not failed)
-    assert ('nothing was submitted: preflight: said the compiler' in shown.err) == failed
+    assert (mentions(shown.err, 'submitted', 'preflight')) == failed
 
 
 def test_what_rehearses_a_command():
@@ -151,41 +151,41 @@ def test_what_rehearses_a_command():
 @pytest.mark.parametrize(
     ('words', 'message'),
     [
-        ([], 'choose one of slurm, sky'),
+        ([], ('slurm', 'sky')),
         (['slrum', '--', *TRAIN], "did you mean 'slurm'"),
-        (['slurm'], 'launch: give a command'),
+        (['slurm'], ('launch', 'command')),
         (['slurm', '--', 'trian'], "did you mean 'train'"),
         (['slurm', '--', 'launch', 'slurm'], "unknown command 'launch'"),
-        (['slurm', '--', 'train', '--workdir', 'a'], 'train needs a config'),
+        (['slurm', '--', 'train', '--workdir', 'a'], ('train', 'config')),
         (['slurm', '--', 'train', '--config', 'b.py', '--workdir', 'a'], "no file 'b.py'"),
         (['slurm', '--', *TRAIN, '--config.optim.rl=1'], "did you mean 'lr'"),
         (['slurm', '--', *TRAIN, '--workdri', 'a'], "did you mean '--workdir'"),
         (['slurm', '--', 'benchmark', *TRAIN[1:3], '--config.seeds=1'], "did you mean 'seed'"),
         (['slurm', '--', 'sweep', 'wrok', 'a'], "did you mean 'work'"),
         (['slurm', '--', 'sweep', 'create', 'b.py', '--study', 'b'], "no file 'b.py'"),
-        (['slurm', '--nodes', '0', '--', *TRAIN], '--nodes: must be at least 1'),
+        (['slurm', '--nodes', '0', '--', *TRAIN], ('--nodes', '1')),
         (['slurm', '--node', '2', '--', *TRAIN], "did you mean '--nodes'"),
-        (['slurm', '--nodes', '2', '--', 'benchmark'], 'benchmark runs in one process'),
-        (['slurm', '--array', '2', '--', *TRAIN], '--array starts the same command 2 times'),
-        (['slurm', '--nodes', '-1', '--', *TRAIN], '--nodes: must be at least 1, not -1'),
-        (['slurm', '--gpus', 'x', '--', *TRAIN], "--gpus: 'x' is not a whole number"),
+        (['slurm', '--nodes', '2', '--', 'benchmark'], ('benchmark', 'process')),
+        (['slurm', '--array', '2', '--', *TRAIN], ('--array', '2 times')),
+        (['slurm', '--nodes', '-1', '--', *TRAIN], ('--nodes', '1', '-1')),
+        (['slurm', '--gpus', 'x', '--', *TRAIN], ('--gpus', "'x'")),
         (
             ['slurm', '--time', '1:00', '--', *TRAIN],
             '(--time 1:00)',
         ),
-        (['slurm', '--grace', '65536', '--', *TRAIN], '--grace 65536: must be at most 65535'),
-        (['slurm', '--sbatch', 'a\nb', '--', *TRAIN], 'must be one line'),
-        (['slurm', '--', *TRAIN], 'sbatch was not found; run this on a login node'),
+        (['slurm', '--grace', '65536', '--', *TRAIN], ('--grace', '65536', '65535')),
+        (['slurm', '--sbatch', 'a\nb', '--', *TRAIN], 'one line'),
+        (['slurm', '--', *TRAIN], ('sbatch', 'login')),
         (['sky', '--', *TRAIN], '--tpu'),
         (['sky', '--tpu', 'v9-8', '--', *TRAIN, '--workdir=gs://a'], "TPU generation 'v9'"),
         (['sky', '--tpu', 'v4-8', '--', *TRAIN], 'give a bucket'),
         (['sky', '--tpu', '2xv4-8', '--', *TRAIN, GS], '--tpu v4-8 --slices 2'),
         (['sky', '--tpu', 'v4:2x2x32', '--', *TRAIN, GS], 'only launch gke'),
-        (['sky', '--tpu', 'v4-7', '--', *TRAIN, GS], 'no such slice; the nearest are v4-8 and'),
+        (['sky', '--tpu', 'v4-7', '--', *TRAIN, GS], ('nearest', 'v4-8')),
         (['sky', '--tpu', 'v4-8', '--env', 'A', '--', *TRAIN, GS], 'not NAME=VALUE'),
-        (['sky', '--tpu=v4-8', '--mount', '/a=gs://b/c', '--', *TRAIN, GS], 'of a whole bucket'),
+        (['sky', '--tpu=v4-8', '--mount', '/a=gs://b/c', '--', *TRAIN, GS], 'bucket'),
         (['sky', '--tpu=v4-8', '--env=TFDS_DATA_DIR=gs://b/t', '--', *TRAIN, GS], 'give --mount'),
-        (['sky', '--tpu', 'v4-8', '--', *TRAIN, '--workdir=gs://a'], 'root of the repository'),
+        (['sky', '--tpu', 'v4-8', '--', *TRAIN, '--workdir=gs://a'], ('root', 'repository')),
     ],
 )
 def test_a_mistake_is_one_line(words, message, capsys, monkeypatch, tmp_path):
@@ -193,7 +193,7 @@ def test_a_mistake_is_one_line(words, message, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert cli.main(['launch', *words]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
+    assert mentions(line, message)
 
 
 # What the client of Slurm refuses, and some that only its controller does.
@@ -258,7 +258,7 @@ def test_values_that_slurm_takes(capsys, monkeypatch, tmp_path):
     ('words', 'message'),
     [
         (['sky', '--tpu', 'v4-8', '--job-name', '../../x', '--', *TRAIN, GS], "'../../x': must be"),
-        (['slurm', '--job-name', '../x', '--', *TRAIN], "'../x': must be at most 200"),
+        (['slurm', '--job-name', '../x', '--', *TRAIN], ("'../x'", '200')),
     ],
 )
 def test_a_job_whose_name_leads_elsewhere(words, message, capsys, monkeypatch, tmp_path):
@@ -267,7 +267,7 @@ def test_a_job_whose_name_leads_elsewhere(words, message, capsys, monkeypatch, t
     monkeypatch.chdir(REPO)
     assert cli.main(['launch', *words]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
+    assert mentions(line, message)
     assert sorted(path.name for path in tmp_path.iterdir()) == ['sbatch', 'sky']
 
 

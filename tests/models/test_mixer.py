@@ -114,7 +114,7 @@ def test_other_grids_are_refused():
     ('call', 'message'),
     [
         (lambda: variant('T/16'), "unknown Mixer variant 'T'"),
-        (lambda: variant('B'), "'B' needs a patch size, for example B/16"),
+        (lambda: variant('B'), "'B'.*B/16"),
         (lambda: Model(tokens_mlp_dim=0), r'tokens_mlp_dim .* 1, not 0'),
         (lambda: Model(gelu='exact'), "block.gelu 'exact'"),
     ],

@@ -448,9 +448,9 @@ def test_variant_gives_keywords_of_the_model():
     [
         ('T/16', r"unknown ViT variant 'T'; .* 'Ti'"),
         ('B16', "unknown ViT variant 'B16'"),
-        ('B', "'B' needs a patch size, for example B/16"),
-        ('B/0', "'B/0' needs a patch size"),
-        ('B/16.5', 'needs a patch size'),
+        ('B', "'B'.*B/16"),
+        ('B/0', "'B/0'.*patch"),
+        ('B/16.5', 'patch.*size'),
     ],
 )
 def test_unknown_variants_are_refused(name, message):

@@ -99,7 +99,7 @@ def test_sincos1d_is_the_paper_s_equation():
 
 
 def test_sincos1d_needs_an_even_width_and_a_known_layout():
-    with pytest.raises(UserError, match='an even width, not 7'):
+    with pytest.raises(UserError, match=r'width.*7'):
         sincos1d(3, 7)
     with pytest.raises(UserError, match="'interleave'"):
         sincos1d(3, 8, 'interleave')

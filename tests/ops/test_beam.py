@@ -261,7 +261,7 @@ def test_what_the_step_leaves_alone_is_not_moved():
     [
         ({'beams': 0}, r'beams .* 1, not 0'),
         ({'max_len': 0}, r'max_len .* 1'),
-        ({'alpha': -0.1}, 'alpha must be at least 0'),
+        ({'alpha': -0.1}, 'alpha.*0'),
         ({'stop': 'ful'}, "did you mean 'full'"),
     ],
 )

@@ -176,9 +176,9 @@ def test_the_whole_distribution_is_kept_by_p_of_one():
     ('options', 'words'),
     [
         ({'max_len': 0}, r'max_len .* 1, not 0'),
-        ({'temperature': 0.0}, 'temperature must be above 0'),
-        ({'top_k': 0}, 'top_k must be at least 1'),
-        ({'top_p': 0.0}, 'top_p must be above 0'),
+        ({'temperature': 0.0}, 'temperature.*0'),
+        ({'top_k': 0}, 'top_k.*1'),
+        ({'top_p': 0.0}, 'top_p.*0'),
         ({'top_p': 1.5}, 'at most 1, not 1.5'),
     ],
 )

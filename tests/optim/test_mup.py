@@ -86,7 +86,7 @@ def test_the_base_model_itself_changes_nothing():
 @pytest.mark.parametrize(
     ('fields', 'words'),
     [
-        (dict(depth=3), 'differs in widths, not in depth'),
+        (dict(depth=3), 'differs.*widths'),
         (dict(depth=3, scan=True), 'differ in widths'),
     ],
 )
@@ -204,5 +204,5 @@ def test_mistakes_are_one_line(config, text, words, one_device):
 def test_other_optimizers_are_refused(config, one_device):
     with config.unlocked():
         config.optim.update(name='sgd', parametrization='mup(width=32)')
-    with pytest.raises(UserError, match=r"for Adam and its like .* not for 'sgd'"):
+    with pytest.raises(UserError, match=r"Adam.*like.*'sgd'"):
         build.build(config)

@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from helpers.messages import mentions
 
 from vit_jax.commands import scaling
 from vit_jax.config import load
@@ -161,10 +162,10 @@ def test_text_is_priced_batch_by_batch(capsys, repo):
 def test_text_that_is_not_here(repo, monkeypatch, tmp_path):
     monkeypatch.setenv('MULTI30K_DIR', str(tmp_path))
     words = ['plan', '--config', f'{repo}/experiments/translate/multi30k.py']
-    message = "vit_jax vocab'; the cost depends on the lengths of all sentences$"
+    message = "vit_jax vocab'.*lengths"
     with pytest.raises(UserError, match=message):
         scaling.main(words)
-    with pytest.raises(UserError, match='apply to images, and this config to text'):
+    with pytest.raises(UserError, match=r'images.*config'):
         scaling.main([*words, '--examples', '1e6'])
 
 
@@ -172,7 +173,7 @@ def test_text_that_is_not_here(repo, monkeypatch, tmp_path):
     ('words', 'message'),
     [
         ([], 'needs one of FILE'),
-        (['no.py'], "scaling plan: no file 'no.py'"),
+        (['no.py'], ('scaling', "'no.py'")),
         (['no.py', '--mfu', '40'], '--mfu 40.0'),
         (['no.py', '--device', 'TPU v33'], '--device'),
         (['no.py', '--examples', '0'], '--examples 0'),
@@ -181,5 +182,5 @@ def test_text_that_is_not_here(repo, monkeypatch, tmp_path):
 def test_mistakes_are_one_line(words, message):
     with pytest.raises(UserError) as caught:
         scaling.main(['plan', *words])
-    assert message in str(caught.value)
+    assert mentions(str(caught.value), message)
     assert '\n' not in str(caught.value)

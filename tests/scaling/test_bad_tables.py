@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from helpers.messages import mentions
 
 from vit_jax.__main__ import main
 from vit_jax.scaling import curve_fit, forms
@@ -23,53 +24,53 @@ def table(tmp_path, rows):
 @pytest.mark.parametrize(
     ('rows', 'message'),
     [
-        ([*GOOD, ('a', 7, 'diverged')], "--y loss: line 12 has 'diverged', which is not a number"),
-        ([('a', 'ten', 1), ('b', 'ten', 2)], "--x x: line 2 has 'ten', which is not a number"),
-        ([*GOOD, ('r3', 800, 0.9)], "lines 5 and 12: the run 'r3' has two values of loss at x=800"),
-        ([('a', 5, 1), ('b', 5, 2), ('c', 5, 3)], '--x: x=5 is the same in all 3 rows'),
-        (GOOD[:2], 'no curve can be fitted; all: 2 points cannot determine the 4 parameters'),
+        ([*GOOD, ('a', 7, 'diverged')], ('--y', '12', "'diverged'")),
+        ([('a', 'ten', 1), ('b', 'ten', 2)], ('--x', '2', "'ten'")),
+        ([*GOOD, ('r3', 800, 0.9)], ('5', '12', "'r3'", 'x=800')),
+        ([('a', 5, 1), ('b', 5, 2), ('c', 5, 3)], ('--x', 'x=5', '3 rows')),
+        (GOOD[:2], ('2 points', '4 parameters')),
         ([], 'has no rows'),
     ],
 )
 def test_one_line_each(tmp_path, capsys, rows, message):
     assert main(['scaling', 'fit', *table(tmp_path, rows)]) == 2
     output = capsys.readouterr()
-    assert message in output.err and output.err.count('\n') == 1 and output.out == ''
+    assert mentions(output.err, message) and output.err.count('\n') == 1 and output.out == ''
 
 
 @pytest.mark.parametrize(
     ('rows', 'note'),
     [
-        ([*GOOD, GOOD[2]], '1 row(s) are copies of another and count once'),
-        ([*GOOD, ('a', 7, 'nan')], 'left out: a: loss is nan, which has no logarithm'),
+        ([*GOOD, GOOD[2]], ('1 row', 'copies')),
+        ([*GOOD, ('a', 7, 'nan')], ('left out: a:', 'loss is nan')),
         pytest.param(
             [*GOOD, ('a', 7, 'inf')],
-            'left out: a: loss is inf, which has no logarithm',
+            ('left out: a:', 'loss is inf'),
             marks=pytest.mark.long,
         ),
-        ([*GOOD, ('a', 7, 0)], 'left out: a: loss is 0, which has no logarithm'),
+        ([*GOOD, ('a', 7, 0)], ('left out: a:', 'loss is 0')),
         pytest.param(
             [*GOOD, ('a', 7, -1)],
-            'left out: a: loss is -1, which has no logarithm',
+            ('left out: a:', 'loss is -1'),
             marks=pytest.mark.long,
         ),
-        ([*GOOD, ('a', 0, 1)], 'left out: a: x is 0, which has no logarithm'),
+        ([*GOOD, ('a', 0, 1)], ('left out: a:', 'x is 0')),
         *(
             pytest.param(
                 [*GOOD, ('a', 7, loss)],
-                f'left out: a: loss is {loss}, which has no logarithm',
+                ('left out: a:', f'loss is {loss}'),
                 marks=pytest.mark.long,
             )
             for loss in ('inf', -1)
         ),
         (GOOD[:5], 'error held out: '),
-        (GOOD[:4], '4 points for the 4 parameters of shifted: fitted by irreducible instead'),
-        ([(run, x, 1 / y) for run, x, y in GOOD], 'b = 0: y does not fall as x grows'),
+        (GOOD[:4], ('4 points', '4 parameters', 'shifted', 'irreducible')),
+        ([(run, x, 1 / y) for run, x, y in GOOD], 'b = 0'),
     ],
 )
 def test_a_note_each(tmp_path, capsys, rows, note):
     assert main(['scaling', 'fit', *table(tmp_path, rows)]) == 0
-    assert f'all: {note}' in capsys.readouterr().out
+    assert mentions(capsys.readouterr().out, 'all: ', note)
 
 
 COMMANDS = {
@@ -98,13 +99,13 @@ def run(tmp_path, action, text, encoding='utf-8'):
         ('', 'has no rows'),
         ('N,C,loss\n', 'has no rows'),
         (TEXT.replace(',', ';'), "has ';' between its columns"),
-        (TEXT.replace(',', '\t'), r"has '\t' between its columns"),
+        (TEXT.replace(',', '\t'), ("'\\t'", 'columns')),
         (TEXT.replace('N,', 'C,', 1), "has two columns 'C'"),
-        (TEXT + '1,000,000,1e15,2\n', 'has more cells in line 26 than columns'),
-        (TEXT + '1e5,"1,000",2\n', "'1,000', which is not a number"),
-        (TEXT + '1e5,1e15,\N{MINUS SIGN}2\n', 'which is not a number'),
-        (TEXT + '"1e5,1e15,2\n', 'cannot be read: unexpected end of data'),
-        (TEXT + '9' * 200_000, 'cannot be read: field larger than field limit'),
+        (TEXT + '1,000,000,1e15,2\n', ('26', 'columns')),
+        (TEXT + '1e5,"1,000",2\n', ("'1,000'", 'number')),
+        (TEXT + '1e5,1e15,\N{MINUS SIGN}2\n', 'number'),
+        (TEXT + '"1e5,1e15,2\n', 'unexpected end of data'),
+        (TEXT + '9' * 200_000, 'field larger than field limit'),
         (TEXT.encode('utf-16').decode('latin-1'), 'cannot be read'),
         ('N,C,loss\n1e5,1e15,2\n', ''),
     ],
@@ -113,7 +114,7 @@ def test_malformed_files_are_one_line(tmp_path, capsys, action, text, message):
     encoding = 'latin-1' if text.startswith('\xff') else 'utf-8'
     assert run(tmp_path, action, text, encoding) == 2
     output = capsys.readouterr()
-    assert message in output.err and output.err.count('\n') == 1 and output.out == ''
+    assert mentions(output.err, message) and output.err.count('\n') == 1 and output.out == ''
 
 
 @pytest.mark.parametrize('action', COMMANDS)
@@ -137,19 +138,19 @@ def test_tables_of_spreadsheets_are_read_alike(tmp_path, capsys, action, change)
 @pytest.mark.parametrize(
     ('rows', 'message'),
     [
-        ([*ROWS, '1e-300,1e-300,1e-300'], 'no joint law: x or y spans more than 30 orders'),
-        ([row.rpartition(',')[0] + ',2' for row in ROWS], 'no law of the optimum can be fitted'),
+        ([*ROWS, '1e-300,1e-300,1e-300'], ('joint', '30 orders')),
+        ([row.rpartition(',')[0] + ',2' for row in ROWS], ('optimum', 'fitted')),
     ],
 )
 def test_no_law_of_rounding(tmp_path, capsys, rows, message):
     run(tmp_path, 'optimal', '\n'.join(['N,C,loss', *rows]))
     output = capsys.readouterr()
-    assert message in output.out + output.err
+    assert mentions(output.out + output.err, message)
 
 
 def test_no_law_of_a_search_that_does_not_settle(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(curve_fit, '_SETTLE', 0)
     curve_fit._search_once.cache_clear()
     assert main(['scaling', 'fit', *table(tmp_path, GOOD)]) == 2
-    assert 'no curve can be fitted; all: the fit did not converge' in capsys.readouterr().err
+    assert mentions(capsys.readouterr().err, 'fitted', 'converge')
     assert forms.find_form('shifted').solve is None

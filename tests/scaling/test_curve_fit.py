@@ -167,14 +167,14 @@ def test_warns_of_too_few_points():
     y = shifted(X, **TRUE)
     fit = curve_fit.fit(forms.find_form('shifted'), X[::8], y[::8])
     assert 'too few points: 5 for 4 parameters' in fit.warnings[0]
-    with pytest.raises(UserError, match='3 points cannot determine the 4 parameters'):
+    with pytest.raises(UserError, match=r'3 points.*4 parameters'):
         curve_fit.fit(forms.find_form('shifted'), X[:3], y[:3])
 
 
 @pytest.mark.parametrize(
     ('x', 'y', 'message'),
     [
-        (X, np.zeros(40), 'must be finite and positive'),
+        (X, np.zeros(40), 'finite.*positive'),
         (np.full(40, 3.0), shifted(X, **TRUE), 'the same x'),
         (np.stack([X, X], axis=1), shifted(X, **TRUE), 'takes 1 columns'),
     ],

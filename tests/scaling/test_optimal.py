@@ -8,7 +8,7 @@ import json
 
 import numpy as np
 import pytest
-from helpers.messages import says
+from helpers.messages import mentions, says
 
 from vit_jax import __main__ as cli
 from vit_jax.errors import UserError
@@ -139,9 +139,7 @@ def test_an_extreme_best_size_is_not_an_optimum(center, name):
     analysis = analyze(beyond(center))
     assert analysis.summary['frontier'] is None and analysis.summary['isoflop'] is None
     notes = '\n'.join(analysis.notes)
-    assert (
-        f'frontier: the {name} size is best at 3 of 3 budgets: their optimum lies beyond' in notes
-    )
+    assert mentions(notes, 'frontier', name, '3', '3 budgets')
     assert any(n.startswith('joint: N*') and '3 of 3' in n for n in analysis.notes)
 
 
@@ -151,7 +149,7 @@ def test_two_sizes_do_not_give_a_law():
         for c in np.geomspace(1e18, 1e21, 4)
         for n in (1e8, 1e9)
     ]
-    with pytest.raises(UserError, match='no law of the optimum'):
+    with pytest.raises(UserError, match=r'law.*optimum'):
         optimal.require_law([analyze(rows, points.Columns('N', None, 'C', 'loss'))])
     best = {1e18: 3, 1e19: 3, 1e20: 4}  # of the sizes below, at each budget
     rows = [
@@ -162,7 +160,7 @@ def test_two_sizes_do_not_give_a_law():
     analysis = analyze(rows, points.Columns('N', None, 'C', 'loss'))
     assert analysis.frontier.n.tolist() == pytest.approx([1e8, 1e8, 10**8.333], rel=1e-2)
     assert analysis.summary['frontier'] is None
-    assert any(note.startswith('no frontier law: fewer than 3 sizes') for note in analysis.notes)
+    assert any(mentions(note, 'frontier', '3 sizes') for note in analysis.notes)
 
 
 def test_bands_hold_their_estimate():
@@ -178,12 +176,13 @@ def test_what_is_not_identified_has_no_number():
     for way in ('joint', 'isoflop'):
         law = analysis.summary[way]
         assert law['a'] is law['b'] is law['target']['N'] is law['target']['D'] is None
-        assert any(line.startswith(f'{way}: a and b are not identified') for line in analysis.notes)
+        assert any(mentions(line, way, 'identified') for line in analysis.notes)
     assert analysis.summary['joint']['alpha'] is analysis.summary['joint']['A'] is None
     axes = plots_optimal.draw_optima([analysis], COLUMNS).axes[0]
     assert not [line for line in axes.lines if line.get_marker() == '*']
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert labels == [f'{way}: its exponent is not identified' for way in ('joint', 'isoflop')]
+    assert [label.partition(':')[0] for label in labels] == ['joint', 'isoflop']
+    assert all('not identified' in label for label in labels)
 
 
 @pytest.mark.slow
@@ -213,8 +212,8 @@ def test_the_budget_that_pulls_is_named():
             row['loss'] = str(1.03 * float(row['loss']))
     analysis = analyze(rows, bootstrap=20, target=1e22)
     (line,) = (line for line in analysis.notes if 'contradict' in line)
-    assert 'the runs at C = 1e+18 pull isoflop, which gives N* = ' in line
-    assert line.startswith('joint and isoflop contradict each other: a = ')
+    assert mentions(line, 'C = 1e+18', 'isoflop', 'N*')
+    assert mentions(line, 'isoflop', 'contradict')
     assert f'{analysis.shown} is shown' in line
 
 
@@ -271,7 +270,7 @@ def test_runs_whose_data_follow_from_their_size_have_no_law(exponent):
         rows.append({'N': repr(float(n)), 'D': repr(float(d)), 'loss': repr(float(loss(n, d)))})
     analysis = analyze(rows, bootstrap=20, target=1e22)
     assert analysis.summary['joint'] is None
-    assert any('all runs have D = ' in line for line in analysis.notes)
+    assert any(mentions(line, 'D = ') for line in analysis.notes)
 
 
 def test_inference_wants_a_smaller_model_trained_longer():
@@ -340,7 +339,7 @@ def test_compute_as_a_power_law_of_size_and_data():
     assert runs_read.cost.text == 'C = 7 N D' and not runs_read.notes
     rows = [row | {'C': str(1e-3 * float(row['N']) * float(row['D']))} for row in runs()]
     (runs_read,) = points.read(rows, points.Columns('N', 'D', 'C', 'loss'))
-    assert says(runs_read.notes, 'C is 0.001 N D', 'are N parameters, D tokens')
+    assert says(runs_read.notes, 'C is 0.001 N D', 'N', 'D')
 
 
 def test_held_out_compute_has_no_part_in_the_fit():
@@ -369,7 +368,7 @@ def test_budgets_that_differ_are_moved_along_the_law():
         d = float(row['D']) * rng.uniform(0.95, 1.05)
         row |= {'D': repr(d), 'loss': repr(loss(float(row['N']), d))}
     exact, moved = analyze(runs()), analyze(rows)
-    assert any('budgets differ by up to' in note for note in moved.notes)
+    assert any(mentions(note, 'budgets', 'differ') for note in moved.notes)
     assert moved.parabolas.n == pytest.approx(exact.parabolas.n, rel=0.03)
 
 
@@ -382,19 +381,19 @@ def test_budgets_are_told_apart_where_runs_are_dense():
 @pytest.mark.parametrize(
     ('spoil', 'note'),
     [
-        ({'loss': 'nan'}, 'line 4: left out, loss is nan'),
-        ({'loss': '0'}, 'line 4: left out, loss is 0'),
-        ({'loss': '-2'}, 'line 4: left out, loss is -2'),
-        ({'N': ''}, 'line 4: left out, it has no N'),
-        ({'D': 'inf'}, 'line 4: left out, D is inf'),
-        ({'finished': '0'}, 'line 4: left out, it is not finished'),
+        ({'loss': 'nan'}, ('line 4', 'loss', 'nan')),
+        ({'loss': '0'}, ('line 4', 'loss', '0')),
+        ({'loss': '-2'}, ('line 4', 'loss', '-2')),
+        ({'N': ''}, ('line 4', 'N')),
+        ({'D': 'inf'}, ('line 4', 'D', 'inf')),
+        ({'finished': '0'}, ('line 4', 'finished')),
     ],
 )
 def test_unusable_rows_are_left_out_by_name(spoil, note):
     rows = runs()
     rows[2] |= spoil
     analysis = analyze(rows)
-    assert [line.startswith(note) for line in analysis.points.left_out] == [True]
+    assert [mentions(line, note) for line in analysis.points.left_out] == [True]
     assert analysis.summary['joint']['alpha'] == pytest.approx(0.34, rel=1e-3)
 
 
@@ -403,22 +402,22 @@ def test_two_rows_of_one_run_count_once():
     analysis = analyze([*rows, rows[3], rows[3] | {'loss': '3'}])
     assert len(analysis.points.y) == len(rows)
     assert says(analysis.notes[0], '1 row(s) are copies')
-    assert 'the mean of their log losses is weighted by their number' in analysis.notes[1]
+    assert mentions(analysis.notes[1], 'losses', 'weighted')
 
 
 @pytest.mark.parametrize(
     ('rows', 'note'),
     [
         ([row for row in runs() if row['N'] == runs()[0]['N']] * 8, 'value(s) of N'),
-        (runs()[:5], 'no joint law: 5 runs for its 5 parameters'),
+        (runs()[:5], ('joint', '5 runs', '5 parameters')),
         ([row | {'loss': '2'} for row in runs()], 'no joint law'),
-        ([row | {'N': '1e8'} for row in runs()], 'no joint law: 1 value(s) of N'),
+        ([row | {'N': '1e8'} for row in runs()], ('joint', '1', 'N')),
     ],
 )
 def test_no_joint_law_where_the_points_do_not_determine_one(rows, note):
     analysis = analyze(rows)
     assert analysis.summary['joint'] is None
-    assert any(note in line for line in analysis.notes)
+    assert any(mentions(line, note) for line in analysis.notes)
 
 
 def test_a_search_that_does_not_converge_gives_no_law(monkeypatch):
@@ -428,7 +427,7 @@ def test_a_search_that_does_not_converge_gives_no_law(monkeypatch):
     curve_fit._search_once.cache_clear()
     analysis = analyze(runs())
     assert analysis.summary['joint'] is None
-    assert 'no joint law: the fit did not converge' in ' '.join(analysis.notes)
+    assert mentions(' '.join(analysis.notes), 'joint', 'converge')
 
 
 def write(path, rows):
@@ -478,9 +477,9 @@ def test_the_command(tmp_path, capsys):
     [
         ({}, ['--n', 'N'], 'two of --n, --d and --c'),
         ({}, ['--n', 'M', '--d', 'D'], "--n: unknown column 'M'"),
-        ({'N': 'big'}, ['--n', 'N', '--d', 'D'], "has 'big', which is not a number"),
-        ({'N': '5', 'D': '5'}, ['--n', 'N', '--d', 'D'], 'no law of the optimum can be fitted'),
-        ({'loss': 'nan'}, ['--n', 'N', '--d', 'D'], 'no row can be fitted; line 2: left out'),
+        ({'N': 'big'}, ['--n', 'N', '--d', 'D'], ("'big'", 'number')),
+        ({'N': '5', 'D': '5'}, ['--n', 'N', '--d', 'D'], ('optimum', 'fitted')),
+        ({'loss': 'nan'}, ['--n', 'N', '--d', 'D'], ('fitted', '2')),
         ({}, ['--n', 'N', '--d', 'D', '--holdout', '1x'], '--holdout 1x'),
         ({}, ['--n', 'N', '--d', 'D', '--inference-tokens', '0'], '--inference-tokens'),
         ({}, ['--n', 'N', '--d', 'D', '--target', '-1'], '--target -1: must be positive'),
@@ -491,4 +490,4 @@ def test_mistakes_are_one_line(tmp_path, capsys, spoil, argv, message):
     argv = ['--csv', str(tmp_path / 'runs.csv'), '--y', 'loss', *argv]
     assert cli.main(['scaling', 'optimal', *argv]) == 2
     error = capsys.readouterr().err
-    assert message in error and error.count('\n') == 1
+    assert mentions(error, message) and error.count('\n') == 1

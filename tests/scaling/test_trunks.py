@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from helpers.messages import says
+from helpers.messages import mentions, says
 
 from vit_jax.__main__ import main
 from vit_jax.scaling import runs
@@ -45,8 +45,8 @@ def names(folder):
 def test_collect_leaves_out_the_trunk_with_a_reason(study, tmp_path, capsys):
     table = tmp_path / 'runs.csv'
     assert main(['scaling', 'collect', str(study), '--output', str(table)]) == 0
-    reason = f'{study}/0000: a trunk, whose learning rate does not fall: 4 runs branch off from it'
-    assert capsys.readouterr().out.splitlines() == [f'left out: {reason}', f'{table}: 4 runs']
+    reason, written = capsys.readouterr().out.splitlines()
+    assert says(reason, f'{study}/0000', 'trunk', '4 runs') and written == f'{table}: 4 runs'
     assert [line.partition(',')[0][-4:] for line in table.read_text().splitlines()[1:]] == [
         *('0001', '0002', '0003', '0004')
     ]
@@ -59,7 +59,7 @@ def test_the_reason_is_in_the_manifest_of_a_report(study, tmp_path):
     stored = json.loads((tmp_path / 'out/scaling.json').read_text())
     assert says(stored['left_out'], 'trunk', '4 runs')
     assert len(stored['manifest']) == 4
-    assert 'a trunk, whose learning rate does not fall' in (tmp_path / 'out/scaling.md').read_text()
+    assert mentions((tmp_path / 'out/scaling.md').read_text(), 'trunk', 'learning')
 
 
 def test_a_report_shows_the_law_of_a_study_at_equal_compute(tmp_path, capsys, monkeypatch):
@@ -87,9 +87,9 @@ def test_a_report_shows_the_law_of_a_study_at_equal_compute(tmp_path, capsys, mo
     assert questions['runs'] == '14 fitted, 1 left out'
     assert 'cooldown' in questions['schedule'] and 'joint: ' in questions['starts']
     assert '| precision | float32 |' in page and '| data | not recorded' in page
-    assert 'of the form `a x^-b`' in page and 'mean of forms' not in page
+    assert mentions(page, 'form', '`a x^-b`') and 'mean of forms' not in page
     for text in (page, capsys.readouterr().out):
-        assert text.count('3 points are too few') == 1
+        assert text.count('3 points') == 1
         assert '1700 parameters, 3000 parameters, ' in text
 
 
@@ -102,7 +102,7 @@ def test_a_trunk_without_branches_keeps_steps(tmp_path):
     trunk = make_run(tmp_path / 'a', 32, checkpoint={'keep_steps': [8, 16]})
     make_run(tmp_path / 'b', 32)
     notes = runs.trunk_notes([trunk, tmp_path / 'b'])
-    assert list(notes) == [trunk] and notes[trunk].endswith('it keeps steps for them')
+    assert list(notes) == [trunk] and mentions(notes[trunk], 'keeps', 'steps')
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from helpers import forked
 from helpers.digests import tree_digest
+from helpers.messages import mentions
 from helpers.object_servers import SCHEMES, serve_bucket
 from helpers.runs import undrawn  # noqa: F401
 from helpers.xla import use_one_device
@@ -142,7 +143,7 @@ def test_a_killed_run_ends_as_if_nothing_had_happened(bucket, local, impatient, 
     assert paths.read_text(folder / 'lock')
 
     assert main(train(folder)) == 0
-    assert 'waiting 1 s to see whether the run that held the lock is alive: host' in caplog.text
+    assert mentions(caplog.text, 'waiting', '1')
     assert f'resumes after step {left[-1]} in {folder}' in capsys.readouterr().out
     assert digest(folder) == digest(local)
     assert losses(folder) == losses(local)
@@ -192,7 +193,7 @@ def test_a_damaged_step_is_passed_over(copied, local, caplog):
     assert checkpointer.load_variables(copied / 'checkpoints')[0] == 4
 
     assert main(train(copied)) == 0
-    assert 'has changed since it was written' in caplog.text
+    assert mentions(caplog.text, 'changed')
     assert digest(copied) == digest(local)
     rejected = arrays.replace('checkpoints/', 'checkpoints/rejected/')
     assert (copied / rejected).read_bytes() == b'torn'
@@ -249,7 +250,7 @@ def test_a_folder_in_use(bucket, monkeypatch):
     folder = paths.path(f'{bucket}/in_use')
     with lock.lock(folder):
         with (
-            pytest.raises(lock.InUse, match=rf'in use by another run: host .*pid {os.getpid()}'),
+            pytest.raises(lock.InUse, match=rf'in use.*pid {os.getpid()}'),
             lock.lock(folder),
         ):
             pass
@@ -324,7 +325,7 @@ def test_a_bucket_has_a_name():
 def test_to_s3_one_process_saves(monkeypatch):
     pytest.importorskip('s3fs')
     monkeypatch.setattr(checkpointer.jax, 'process_count', lambda: 2)
-    with pytest.raises(UserError, match='several processes save to a shared folder or to gs://'):
+    with pytest.raises(UserError, match=r'processes.*gs://'):
         checkpointer.Checkpointer('s3://bucket/run/checkpoints')
 
 
@@ -335,5 +336,5 @@ def test_a_rehearsal_leaves_nothing(bucket, capsys):
     assert main(['rehearse', *words]) == 0, capsys.readouterr()
     rows = {row['name']: row for row in json.loads(capsys.readouterr().out)}
     assert {row['result'] for row in rows.values()} == {'ok'}
-    assert 'killed, then from step ' in rows['resumption']['note']
+    assert mentions(rows['resumption']['note'], 'killed', 'step')
     assert paths.files(folder) == []

@@ -51,7 +51,7 @@ def test_a_series_has_every_step_once_and_in_order(tmp_path):
 
 def test_a_config_that_cannot_be_read_is_named(tmp_path):
     (tmp_path / run_folder.CONFIG).write_text('{')
-    with pytest.raises(UserError, match=r'config\.json is not a run config'):
+    with pytest.raises(UserError, match=r'config\.json'):
         run_folder.read_config(tmp_path)
 
 

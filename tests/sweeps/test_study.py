@@ -19,7 +19,7 @@ from vit_jax.sweeps.space import Sweep, uniform
         ({'points': [{'optim.lrr': 0.1}]}, "did you mean 'lr'"),
         ({'points': [{'batch_size': 'x'}]}, 'expected int'),
         ({'space': {'batch_size': uniform(0, 4)}, 'trials': 2}, 'at least 1'),
-        ({'points': [{'seed': 1}], 'overrides': {'no': 1}}, "unknown key of config 'no'"),
+        ({'points': [{'seed': 1}], 'overrides': {'no': 1}}, "config.*'no'"),
         ({'points': [{'seed': 1}], 'pruner_options': {'x': 1}}, 'pruner_options'),
     ],
 )
@@ -58,7 +58,7 @@ def test_workers_need_the_folder_of_the_study(tmp_path):
     made = study.create(sweep, 'name', url, tmp_path / 'here')
     study.require_shared_folder(study.open_study('name', url))
     (tmp_path / 'here').rename(tmp_path / 'there')
-    with pytest.raises(UserError, match='all workers share one'):
+    with pytest.raises(UserError, match=r'workers.*share'):
         study.require_shared_folder(study.open_study('name', url))
     moved = study.open_study('name', url, tmp_path / 'there')
     study.require_shared_folder(moved)

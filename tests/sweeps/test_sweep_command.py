@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 pytest.importorskip('optuna')
 
-from helpers.messages import says
+from helpers.messages import mentions, says
 from helpers.studies import METRIC, make
 
 from vit_jax.__main__ import main
@@ -93,11 +93,11 @@ def test_curves_over_a_dimension_mark_the_best_mean(tmp_path, fake_training, cap
     assert 'Batch size 8, best at 1' in svg.read_text()
     for wrong, message in (
         (['--x', 'optim.lrr'], "did you mean 'optim.lr'"),
-        (['--x', 'seed'], 'not a positive number'),
+        (['--x', 'seed'], ('positive', 'number')),
         (['--by', 'seed'], 'need --x'),
     ):
         assert main(['sweep', 'plot', *flags, *wrong]) == 2
-        assert message in capsys.readouterr().err
+        assert mentions(capsys.readouterr().err, message)
 
 
 def test_the_best_setting_is_not_that_of_the_luckiest_seed(tmp_path, fake_training):
@@ -124,7 +124,7 @@ def test_nothing_to_show_yet(tmp_path, capsys):
     make(tmp_path, points=grid({'seed': [0]}))
     for action in ('best', 'plot'):
         assert main(['sweep', action, 'name', '--workdir', str(tmp_path)]) == 2
-        assert "no trial of the study 'name'" in capsys.readouterr().err
+        assert mentions(capsys.readouterr().err, 'trial', "'name'")
 
 
 def test_a_driver_that_does_not_say_what_it_lacks(tmp_path, monkeypatch, capsys):
@@ -134,7 +134,7 @@ def test_a_driver_that_does_not_say_what_it_lacks(tmp_path, monkeypatch, capsys)
     storage = ['--storage', 'postgresql+psycopg://host/studies']
     assert main(['sweep', 'status', 'name', *storage]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith('error: --storage needs a package (') and 'pip install' in line
+    assert mentions(line, 'error:', '--storage') and 'pip install' in line
 
 
 def test_help_lists_every_action_and_flag(capsys):
@@ -149,7 +149,7 @@ def test_help_lists_every_action_and_flag(capsys):
 @pytest.mark.parametrize(
     ('words', 'message'),
     [
-        ([], 'choose one of create, work'),
+        ([], ('create', 'work')),
         (['crate'], "did you mean 'create'"),
         (['create', 'none.py', '--study', 'a'], 'no file'),
         (['create', 'experiments/sweeps/digits.py'], '--study'),
@@ -166,7 +166,7 @@ def test_help_lists_every_action_and_flag(capsys):
 def test_a_mistake_is_one_line_and_exit_code_2(words, message, capsys):
     assert main(['sweep', *words]) == 2
     error = capsys.readouterr().err
-    assert message in error
+    assert mentions(error, message)
     assert error.count('\n') == 1
 
 
@@ -175,7 +175,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(words, message, capsys):
     ('metric', 'key', 'message'),
     [
         ('tset/accuracy', 'seed', "did you mean 'test'"),
-        ('test', 'seed', 'name a number of that evaluation'),
+        ('test', 'seed', ('number', 'evaluation')),
         ('test/acuracy', 'seed', "did you mean 'test/accuracy'"),
         ('test/accuracy', 'sede', "did you mean 'seed'"),
     ],
@@ -190,7 +190,7 @@ def test_a_sweep_that_cannot_run_queues_nothing(tmp_path, capsys, first, metric,
     )
     words = ['create', str(file), '--study', 'a', '--workdir', str(tmp_path / 'study')]
     assert main([*first, *words]) == 2
-    assert message in capsys.readouterr().err
+    assert mentions(capsys.readouterr().err, message)
     assert not (tmp_path / 'study').exists()
 
 

@@ -96,7 +96,7 @@ def test_losses_of_the_package_are_sums_over_rows_or_say_that_they_are_not(name)
 def test_a_loss_that_couples_rows_is_found_out():
     task, batch = contrastive.Task(), contrastive.make_batch()
     outputs = {'z': batch['x'][:, 0], 'near': batch['x'][:, 1], 'scale': jnp.ones(())}
-    with pytest.raises(AssertionError, match="'pairs' of the loss couples the rows"):
+    with pytest.raises(AssertionError, match=r"'pairs'.*couples"):
         base.check_rows_are_separable(task, outputs, batch)
 
 
@@ -110,7 +110,7 @@ class MeanOfBatch(Mean):
 
 def test_a_mean_instead_of_a_sum_is_found_out():
     batch = {'image': np.ones((4, 2, 2, 1), np.float32)}
-    with pytest.raises(AssertionError, match="'loss' of the loss couples"):
+    with pytest.raises(AssertionError, match=r"'loss'.*couples"):
         base.check_rows_are_separable(MeanOfBatch(), {'mean': np.arange(4.0)}, batch)
 
 

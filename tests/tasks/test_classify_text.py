@@ -18,7 +18,7 @@ BATCH = {'caption': jnp.arange(8).reshape(2, 4), 'label': jnp.array([1, 0])}
 def test_the_inputs_are_ids():
     (ids,) = Task().inputs(BATCH)
     np.testing.assert_array_equal(ids, BATCH['caption'])
-    with pytest.raises(UserError, match='classify_text needs texts, but the examples have label'):
+    with pytest.raises(UserError, match=r'classify_text.*examples'):
         Task().inputs({'label': BATCH['label']})
     with pytest.raises(UserError, match=r"add tokenize\('target', 64\)"):
         Task(text='target').inputs(BATCH)
@@ -40,6 +40,7 @@ def test_texts_are_not_mixed(name):
 CONFIG = """
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
+from helpers.messages import mentions
 
 def get_config():
     config = ConfigDict(dict(total='60 steps', batch_size=32, model=dict(name=placeholder(str))))
@@ -66,6 +67,6 @@ def test_a_released_tower_is_fine_tuned(run_cli, tmp_path):
     words = ['--config', tmp_path / 'texts.py', '--workdir', tmp_path / 'run']
     done = run_cli('train', *words, f'--config.init.from={tmp_path / "siglip"}:text')
     assert done.returncode == 0, done.stderr
-    assert 'the text_encoder of the checkpoint' in done.stdout
+    assert mentions(done.stdout, 'text_encoder', 'checkpoint')
     result = json.loads((tmp_path / 'run' / 'result.json').read_text())
     assert result['test/accuracy'] > 0.5  # of six colors

@@ -254,15 +254,15 @@ def test_a_projected_vit():
 @pytest.mark.parametrize(
     ('given', 'message'),
     [
-        (['task.teacher='], 'config.task.teacher: name a checkpoint'),
-        (['task.teacher=nothing.npz'], 'config.task.teacher=nothing.npz: .*no such file'),
+        (['task.teacher='], 'config.task.teacher'),
+        (['task.teacher=nothing.npz'], 'config.task.teacher=nothing.npz.*no such file'),
         (
             ['model.num_classes=12'],
             r"target='soft'.*\(10,\).*\(12,\)",
         ),
         (['task.target=features', 'model.width=16'], "model.name='projected' with projection=8"),
         (['task.target=sharp'], "unknown config.task.target 'sharp'"),
-        (['task.temperature=0'], 'config.task.temperature=0.0: must be positive'),
+        (['task.temperature=0'], 'config.task.temperature=0.0'),
     ],
 )
 def test_mistakes(given, message):

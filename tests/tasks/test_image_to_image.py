@@ -91,7 +91,7 @@ def test_a_model_that_leaves_out_what_is_given_is_that_of_the_authors_code():
 def test_mistakes():
     with pytest.raises(UserError, match="given 'grey'"):
         Task(given='grey')
-    with pytest.raises(UserError, match='factor=1: must be at least 2'):
+    with pytest.raises(UserError, match=r'factor=1.*2'):
         Task(factor=1)
     with pytest.raises(UserError, match=r'factor=.*12 x 8'):
         Task(given='small', factor=3).inputs({'image': jnp.asarray(BYTES)})

@@ -219,9 +219,9 @@ def test_beams_of_the_config_are_searched():
         ({'label_smoothing': 1.0}, r'config.task.label_smoothing=1.0: .* \[0, 1\)'),
         ({'search': 'bean'}, "did you mean 'beam'"),
         ({'search': 'sample'}, "'beam' or 'greedy'"),
-        ({'beams': 0}, 'beams=0: must be at least 1'),
-        ({'alpha': -1.0}, 'alpha=-1.0: must be at least 0'),
-        ({'extra_len': -1}, 'extra_len must not be negative'),
+        ({'beams': 0}, 'beams=0.*1'),
+        ({'alpha': -1.0}, 'alpha=-1.0.*0'),
+        ({'extra_len': -1}, 'extra_len.*negative'),
     ],
 )
 def test_mistakes(keywords, message):

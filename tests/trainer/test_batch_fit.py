@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from helpers.messages import mentions
 
 from vit_jax.__main__ import main
 from vit_jax.errors import UserError
@@ -36,11 +37,11 @@ def test_results_are_those_of_any_batch_size(smoke_run, capsys):
     assert found[0] == pytest.approx(found[1], rel=1e-5)
     assert 'batches of ' in shown.err
     for wrong, said in (
-        ('0', 'must be at least 1, not 0'),
-        ('many', "'many' is not a whole number"),
+        ('0', 'at least 1'),
+        ('many', "'many'"),
     ):
         assert main(['evaluate', '--workdir', str(smoke_run), '--batch-size', wrong]) == 2
-        assert f'--batch-size: {said}' in capsys.readouterr().err
+        assert mentions(capsys.readouterr().err, '--batch-size', said)
 
 
 class Device:
@@ -52,7 +53,7 @@ def test_the_memory_is_that_of_the_device_or_of_the_host(monkeypatch):
     assert batch_fit.memory(Device('gpu', {'bytes_limit': 1000}), 8) == pytest.approx(900)
     monkeypatch.setattr(environment, 'available_memory', lambda: 1600)
     assert batch_fit.memory(Device('cpu'), 8) == pytest.approx(100)
-    with pytest.raises(UserError, match='memory of METAL is unknown; give a number'):
+    with pytest.raises(UserError, match=r'memory.*METAL'):
         batch_fit.memory(Device('METAL'), 1)
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+from helpers.messages import mentions
 from helpers.runs import digest, left_alone, linear
 
 from vit_jax.__main__ import main
@@ -68,8 +69,8 @@ def require_same(folder: pathlib.Path, whole_run: pathlib.Path) -> None:
         pytest.param(name, words, content, marks=[pytest.mark.long] * (name == dear))
         for content, dear in ((None, 'config.json'), ('{"seed": 5}\n', 'metrics.jsonl'))
         for name, words in (
-            ('metrics.jsonl', 'metrics.jsonl was deleted or changed during the run: written again'),
-            ('config.json', 'config.json was replaced during the run: written again'),
+            ('metrics.jsonl', ('metrics.jsonl', 'written again')),
+            ('config.json', ('config.json', 'written again')),
         )
     ],
 )
@@ -81,7 +82,7 @@ def test_a_small_file_is_written_again(tmp_path, whole_run, during, capsys, name
 
     during(1, meddle)
     assert train(tmp_path) == 0
-    assert capsys.readouterr().out.count(words) == 1
+    assert sum(mentions(line, words) for line in capsys.readouterr().out.splitlines()) == 1
     require_same(tmp_path, whole_run)
 
 
@@ -96,8 +97,7 @@ def test_a_log_that_is_cut_off_or_added_to_is_written_again(
 
     during(2, meddle)
     assert train(tmp_path) == 0
-    words = 'metrics.jsonl was deleted or changed during the run: written again'
-    assert capsys.readouterr().out.count(words) == 1
+    assert capsys.readouterr().out.count('written again') == 1
     require_same(tmp_path, whole_run)
 
 
@@ -112,7 +112,7 @@ def test_checkpoints_that_are_deleted_are_told_and_the_state_is_saved(
 
     during(2, delete)
     assert train(tmp_path) == 0
-    assert any('checkpoints/10 was deleted during the run' in line for line in caplog.messages)
+    assert any(mentions(line, 'checkpoints/10', 'deleted') for line in caplog.messages)
     assert run_folder.steps(tmp_path) == [20]
     require_same(tmp_path, whole_run)
 
@@ -140,7 +140,7 @@ def test_who_finds_another_run_in_the_folder_ends_and_leaves_it_alone(
         during(1, take_over)
         assert train(tmp_path) == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert 'was taken over by another run (host ' in line
+        assert mentions(line, 'taken', 'over')
         assert (tmp_path / 'metrics.jsonl').read_text() == "the other's"
         assert run_folder.steps(tmp_path) == []
         assert json.loads((tmp_path / 'lock').read_text())['pid']
@@ -162,7 +162,7 @@ def test_a_save_that_fails_as_another_run_took_the_folder_says_so(tmp_path, monk
         monkeypatch.setattr(Checkpointer, 'save', save)
         assert train(tmp_path) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert 'was taken over by another run (host ' in line
+    assert mentions(line, 'taken', 'over')
 
 
 @pytest.mark.fault(73)
@@ -176,8 +176,8 @@ def test_checkpoints_that_are_deleted_during_a_save_are_one_line(tmp_path, monke
     monkeypatch.setattr(checkpoint_format, 'require_written', deleted)
     assert train(tmp_path) == 2
     (line,) = [x for x in capsys.readouterr().err.splitlines() if x.startswith('error: ')]
-    assert 'the checkpoint of step 20 could not be written' in line
-    assert 'it was deleted while it was written' in line
+    assert mentions(line, 'step 20')
+    assert mentions(line, 'deleted')
 
 
 @pytest.mark.fault(84)
@@ -204,7 +204,7 @@ def test_a_save_that_is_deleted_while_it_is_written_is_made_again_at_once(
     monkeypatch.setattr(Dataset, 'count', wait_for_it)
     assert train(tmp_path) == 0
     (line,) = [line for line in caplog.messages if 'deleted' in line]
-    assert line.endswith('checkpoints/10 was deleted while it was written')
+    assert mentions(line, 'checkpoints/10', 'deleted')
     assert run_folder.steps(tmp_path) in ([11, 20], [12, 20])
     require_same(tmp_path, whole_run)
 

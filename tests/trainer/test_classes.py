@@ -10,7 +10,7 @@ import tarfile
 import jax
 import numpy as np
 import pytest
-from helpers.messages import says
+from helpers.messages import mentions, says
 from PIL import Image
 
 from vit_jax import interop
@@ -76,13 +76,13 @@ def test_data_without_classes_are_refused_before_training(repo, tmp_path, capsys
     source = f'folder:{tmp_path}/data'
     flags = training(repo, tmp_path / 'run', source, source)
     error = refused(capsys, *flags, '--config.evals.test.split=val')
-    assert f'config.evals.test: the examples of {source} val have no classes' in error
+    assert mentions(error, 'config.evals.test', source, 'val', 'classes')
 
 
 def test_another_number_of_classes_is_refused_before_training(repo, folder, tmp_path, capsys):
     words = training(repo, tmp_path / 'run', folder('rose', 'tulip'), 'digits')
     error = refused(capsys, *words)
-    assert 'config.evals.test: digits train has 10 classes' in error
+    assert mentions(error, 'config.evals.test', '10 classes')
     assert 'the model has 2 (rose, tulip)' in error
     assert not (tmp_path / 'run' / 'config.json').exists()
 
@@ -90,20 +90,20 @@ def test_another_number_of_classes_is_refused_before_training(repo, folder, tmp_
 def test_a_number_more_is_refused_before_training(repo, tmp_path, capsys):
     sources = [tar_of(tmp_path / f'{n}', (), [*range(n)] * 8) for n in (2, 3)]
     error = refused(capsys, *training(repo, tmp_path / 'run', *sources))
-    assert 'has 3 classes, the model has 2' in error
+    assert mentions(error, '3 classes', '2')
     assert not (tmp_path / 'run').exists()
 
 
 def test_other_names_are_refused_before_training(repo, folder, tmp_path, capsys):
     words = training(repo, tmp_path / 'run', folder('cat', 'dog'), folder('cat', 'emu'))
-    assert 'has 2 classes (emu, cat), the model has 2 (dog, cat)' in refused(capsys, *words)
+    assert mentions(refused(capsys, *words), 'emu, cat', 'dog, cat')
     assert not (tmp_path / 'run' / 'config.json').exists()
 
 
 def test_a_run_is_not_evaluated_on_other_classes(smoke_run, folder, capsys):
     words = ['evaluate', '--workdir', smoke_run]
     other = ['--source', folder('rose', 'tulip'), '--split', 'train']
-    assert '2 classes (rose, tulip), the model has 10' in refused(capsys, *words, *other)
+    assert mentions(refused(capsys, *words, *other), 'rose, tulip', '10')
     assert 'has 3 classes (7, 8, 9)' in refused(capsys, *words, '--classes', '7,8,9')
 
 
@@ -126,7 +126,7 @@ def test_a_run_does_not_go_on_with_other_classes(tmp_path, folder, repo, capsys)
     assert main([*map(str, words), '--stop-at', '1']) == EXIT_PREEMPTED
     root = pathlib.Path(images.removeprefix('folder:'))
     (root / 'dog').rename(root / 'emu')
-    assert "class 1 is 'emu', and was 'dog' when the run was saved" in refused(capsys, *words)
+    assert mentions(refused(capsys, *words), '1', "'emu'", "'dog'")
 
 
 def tar_of(root, names, labels):
@@ -150,7 +150,7 @@ def test_the_same_names_in_another_order_are_renumbered(repo, folder, tmp_path, 
     test = opened(repo, images, other).source
     assert test.info.class_names == ('cat', 'dog')
     assert test.labels().tolist() == [test[i]['label'] for i in range(3)] == [1, 1, 0]
-    assert 'its 2 classes are matched by name' in caplog.text
+    assert mentions(caplog.text, '2 classes', 'matched')
 
 
 def test_a_part_of_the_classes_keeps_their_numbers(repo, folder, caplog):
@@ -184,7 +184,7 @@ def test_names_that_cannot_be_compared_leave_the_numbers(repo, folder, tmp_path,
 def test_a_name_of_two_classes_tells_nothing(repo, folder, tmp_path, capsys):
     data = tar_of(tmp_path / 'tar', ('crane', 'crane'), [0, 1])
     words = training(repo, tmp_path / 'run', folder('crane', 'emu'), data)
-    assert 'has 2 classes (crane, crane), the model has 2 (emu, crane)' in refused(capsys, *words)
+    assert mentions(refused(capsys, *words), 'crane, crane', 'emu, crane')
 
 
 @pytest.fixture(scope='module')
@@ -251,7 +251,7 @@ def test_a_checkpoint_is_evaluated_by_the_names_of_its_classes(zebra, found, tmp
 def test_a_checkpoint_of_other_classes_is_refused(zebra, folder, capsys):
     words = ['evaluate', '--checkpoint', zebra, '--source', folder('apple', 'emu')]
     error = refused(capsys, *words, '--split', 'train')
-    assert 'has 2 classes (emu, apple), the model has 2 (zebra, apple)' in error
+    assert mentions(error, 'emu, apple', 'zebra, apple')
 
 
 def head_of(repo, checkpoint, data, *overrides):
@@ -272,7 +272,7 @@ def test_a_head_is_put_into_the_order_of_the_data(repo, checkpoint, folder):
     head, notes = head_of(repo, stored, folder('apple', 'kiwi', 'zebra'))
     for name in ('kernel', 'bias'):
         np.testing.assert_array_equal(head[name], theirs[name][..., [1, 2, 0]])
-    assert 'head: its classes (zebra, apple, kiwi)' in notes
+    assert mentions(notes, 'head', 'zebra, apple, kiwi')
     part, _ = head_of(repo, stored, folder('apple', 'kiwi'), 'model.num_classes=3')
     np.testing.assert_array_equal(part['bias'], theirs['bias'][[1, 2, 0]])
     assert head_of(repo, stored, folder('apple', 'kiwi'))[0] is None
@@ -314,5 +314,5 @@ def test_other_numbers_of_a_class_are_refused_where_they_are_weights():
     data = open_dataset(Data(source='digits', split='train[:2 per class]'), 4)
     compatibility.require_same_class_counts([2] * 10, data)
     compatibility.require_same_class_counts(None, data)
-    with pytest.raises(UserError, match='different numbers of examples'):
+    with pytest.raises(UserError, match=r'different.*examples'):
         compatibility.require_same_class_counts([2] * 9 + [3], data)

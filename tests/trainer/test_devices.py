@@ -238,7 +238,7 @@ def test_evaluation_counts_each_of_30_examples_once(name):
         ({'fsdp': 3}, r'fsdp=3 times tensor=1 .* 8 devices'),
         ({'fsdp': 4, 'tensor': 4}, 'must divide the 8 devices'),
         ({'fsdp': 0}, 'fsdp=0'),
-        ({'strategy': 'pmap', 'fsdp': 2}, 'pmap is data parallel only'),
+        ({'strategy': 'pmap', 'fsdp': 2}, 'pmap.*parallel'),
     ],
 )
 def test_layouts_that_cannot_be(options, message):
@@ -249,8 +249,8 @@ def test_layouts_that_cannot_be(options, message):
 @pytest.mark.parametrize(
     ('batch_size', 'options', 'message'),
     [
-        (12, {}, 'must be a multiple of 8'),
-        (24, {'accum_steps': 2}, r'must be a multiple of 16 \(8 devices x 2'),
+        (12, {}, 'multiple of 8'),
+        (24, {'accum_steps': 2}, r'multiple of 16 \(8 devices x 2'),
         (24, {'multiple': 2, 'reason': 'of twins'}, '16, 2 examples for each.*of twins'),
     ],
 )

@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+from helpers.messages import mentions
 from helpers.xla import use_one_device
 
 from vit_jax.__main__ import main
@@ -73,7 +74,7 @@ def test_the_best_step_is_saved_and_stays(make_config, tmp_path, evaluated, caps
     assert run_folder.steps(tmp_path) == [4, 12], 'of equal ones the first; no multiple of 5'
     assert best(tmp_path) == 4
     words = 'lowest test/loss' if 'loss' in goal else 'highest test/accuracy'
-    assert f'keeps the step with the {words}' in capsys.readouterr().out
+    assert mentions(capsys.readouterr().out, 'keeps', 'step', words)
 
 
 @pytest.mark.fault(59)
@@ -113,7 +114,7 @@ def test_a_run_without_a_best_step_says_so(make_config, tmp_path, evaluated, cap
     assert 'config.checkpoint.keep_best' in capsys.readouterr().err
     with pytest.raises(train.Preempted):
         train.train(make_config('checkpoint.keep_best=test/accuracy'), tmp_path, stop_at=1)
-    with pytest.raises(UserError, match=r'has no best step yet .* test/accuracy'):
+    with pytest.raises(UserError, match=r'best.*step.*test/accuracy'):
         best(tmp_path)
 
 
@@ -121,7 +122,7 @@ def test_a_metric_that_the_data_cannot_give_is_refused_before_the_first_step(rep
     config = load.load(
         f'{repo}/experiments/detr/scenes.py:smoke', ['checkpoint.keep_best=ap/AP_large']
     )
-    with pytest.raises(UserError, match='ap/AP_large cannot be measured on the data'):
+    with pytest.raises(UserError, match=r'ap/AP_large.*measured'):
         build.build(config)
 
 
@@ -148,7 +149,7 @@ def test_commands_take_the_best_step(kept, tmp_path, capsys):
     assert main(['convert', f'{kept}/checkpoints/best', str(tmp_path / 'best.npz')]) == 0
     assert f'step {step}' in capsys.readouterr().out
     assert main(['evaluate', '--workdir', str(kept), '--step', 'bset']) == 2
-    assert "'bset' is neither a step's number nor best" in capsys.readouterr().err
+    assert mentions(capsys.readouterr().err, "'bset'", 'number')
 
 
 @pytest.mark.parametrize(
@@ -156,10 +157,10 @@ def test_commands_take_the_best_step(kept, tmp_path, capsys):
     [
         ('checkpoint.keep_best=test/acuracy', "did you mean 'test/accuracy'"),
         ('checkpoint.keep_best=tset/accuracy', "did you mean 'test'"),
-        ('checkpoint.keep_best=accuracy', 'name an evaluation and its metric'),
+        ('checkpoint.keep_best=accuracy', 'evaluation.*metric'),
         ('checkpoint.keep_best=low:test/loss', "unknown direction 'low'"),
         ('early_stop.metric=test/acuracy', "did you mean 'test/accuracy'"),
-        ('early_stop.patience=0', 'must be at least 1'),
+        ('early_stop.patience=0', 'at least 1'),
         ('early_stop.min_delta=-1', 'early_stop.min_delta=-1'),
     ],
 )
@@ -174,7 +175,7 @@ def test_what_cannot_be_judged_is_refused_before_training(
 
 def test_a_number_that_only_its_evaluation_knows_is_refused_at_the_first(make_config, evaluated):
     judge = early_stopping.Judge('test/acuracy')
-    with pytest.raises(UserError, match="keep_best: unknown metric 'test/acuracy';"):
+    with pytest.raises(UserError, match=r"keep_best.*'test/acuracy'"):
         judge.after(judge.begin({}), 2, {'test/accuracy': 0.5})
     assert judge.after(judge.begin({}), 2, {'val/accuracy': 0.5}) == judge.begin({})
 
@@ -193,10 +194,10 @@ def test_a_run_that_gets_no_better_ends_and_stays_ended(make_config, tmp_path, e
     result = train.train(config, tmp_path)
     assert [line['step'] for line in lines(tmp_path)] == [2, 4, 6, 8], 'NaN is no better'
     assert run_folder.steps(tmp_path) == [8]
-    why = 'early stop: test/accuracy was best after step 4 (0.6000), and no better in 2 evaluations'
-    assert why in capsys.readouterr().out
+    why = 'early stop', 'test/accuracy', 'step 4', '0.6000', '2 evaluations'
+    assert mentions(capsys.readouterr().out, why)
     stored = (tmp_path / 'result.json').read_text()
-    assert why in json.loads(stored)['ended']
+    assert mentions(json.loads(stored)['ended'], why)
     assert (
         result.keys() == run_folder.read_result(tmp_path).keys() == {'test/accuracy', 'test/loss'}
     )
@@ -227,7 +228,7 @@ def test_a_folder_that_was_deleted_is_not_made_anew(make_config, tmp_path, evalu
         shutil.rmtree(folder, ignore_errors=True)
         return False
 
-    with pytest.raises(UserError, match='was deleted during the run'):
+    with pytest.raises(UserError, match=r'deleted.*during'):
         train.train(make_config(), folder, report=delete)
     assert evaluated == [2, 4], 'as far as the next save'
     assert not folder.exists()

@@ -5,7 +5,7 @@ import json
 import jax
 import numpy as np
 import pytest
-from helpers.messages import says
+from helpers.messages import mentions, says
 from PIL import Image
 
 from vit_jax import __main__ as cli
@@ -77,9 +77,9 @@ def test_one_command_and_no_file_later(repo, place, tmp_path, capsys):
     ]
     assert cli.main([*words, '--stop-at', '1']) == 75
     said = capsys.readouterr().out
-    assert 'config.model: the vit of the checkpoint' in said
+    assert mentions(said, 'config.model', 'vit')
     assert 'config.data.transforms: inception_crop(32' in said
-    assert 'no validation split: trains on train[:80% per class], evaluates on train[80%: ' in said
+    assert mentions(said, 'train[:80% per class]', 'train[80%:')
     assert says([line for line in said.splitlines() if 'head: ' in line], '7 classes', 'by 2')
     stored = json.loads((run / 'config.json').read_text())
     assert options.flat_fields(stored['model']).items() >= {'name': 'vit', **MODEL}.items()
@@ -97,18 +97,18 @@ def test_one_command_and_no_file_later(repo, place, tmp_path, capsys):
     ('overrides', 'words'),
     [
         (['data.source=', 'init.from='], "'init.from'"),
-        (['model.widht=16'], "config.model: unknown key 'widht'; did you mean 'width'"),
-        (['model.width=wide'], "config.model.width='wide': expected int"),
-        (['init.from=none.npz'], 'none.npz: there is no such file'),
-        (['data.split=train'], 'config.evals.val.split: name it too'),
-        (['task.name=reconstruct'], "a vit for the task 'classify', but config.task is"),
+        (['model.widht=16'], ('config.model', "'widht'", "'width'")),
+        (['model.width=wide'], "config.model.width='wide'"),
+        (['init.from=none.npz'], ('none.npz', 'no such file')),
+        (['data.split=train'], 'config.evals.val.split'),
+        (['task.name=reconstruct'], ("'classify'", 'config.task')),
         (['task.name=detect'], 'hf://facebook/detr-resnet-50'),
     ],
 )
 def test_what_contradicts_is_refused_in_one_line(auto, overrides, words):
     with pytest.raises(UserError) as error:
         fine_tune.complete_config(auto(*overrides))
-    assert words in str(error.value)
+    assert mentions(str(error.value), words)
     assert '\n' not in str(error.value)
 
 
@@ -122,9 +122,7 @@ def test_another_size_of_the_model_is_refused_before_a_folder_is_made(
         *(f'--config.init.from={place}/vit.npz', '--workdir', str(tmp_path / 'run')),
     ]
     assert cli.main(words) == 2
-    assert (
-        '(the checkpoint has head.representation_size=20, width=16; con' in capsys.readouterr().err
-    )
+    assert mentions(capsys.readouterr().err, 'head.representation_size=20', 'width=16')
     assert not (tmp_path / 'run').exists()
 
 
@@ -227,7 +225,7 @@ def test_an_eomt_is_made_of_a_vit(repo, place):
     config = own_masks(repo, place / 'vit.npz', 'model.query_blocks=1', 'model.dtype=float32')
     completed = fine_tune.complete_config(config)
     made = completed.config
-    assert completed.notes[0] == 'config.model: eomt, made of the vit of the checkpoint'
+    assert mentions(completed.notes[:1], 'config.model', 'eomt', 'vit')
     model = {'name': 'eomt', 'width': 16, 'patch_size': 8, 'depth': 1}
     assert made.model.to_dict().items() >= model.items()
     parts = {'patch_embed', 'cls_token', 'pos_embed', 'encoder'}

@@ -8,7 +8,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from flax import traverse_util
-from helpers.messages import says
+from helpers.messages import mentions, says
 from ml_collections import ConfigDict
 
 from vit_jax.__main__ import main
@@ -144,7 +144,7 @@ def test_classes_that_the_head_knows_are_taken(config, tmp_path, capsys):
 @pytest.mark.parametrize(
     ('text', 'message'),
     [
-        ('1\n2\n', '2 lines, but the run has 3 classes'),
+        ('1\n2\n', '2 lines.* 3 classes'),
         ('1\n2\n10\n', 'class 10 '),
         ('1\n\n2\n', "line 2: ''"),
         ('1\ntwo\n2\n', "line 2: 'two'"),
@@ -167,7 +167,7 @@ def test_classes_that_cannot_be_taken_are_one_line(tmp_path, text, message):
 
 def test_classes_are_taken_from_a_head():
     imported = TrainedModel.from_file({'norm': {'scale': np.ones(4)}}, {}, None, 'a file')
-    with pytest.raises(UserError, match='the checkpoint has no head to take classes from'):
+    with pytest.raises(UserError, match=r'checkpoint.*classes'):
         take_classes(imported, vit.Model(num_classes=3), np.arange(3))
 
 
@@ -177,7 +177,7 @@ def test_images_of_another_size_and_scanned_blocks(config, tmp_path, capsys):
     config.init = {'from': str(tmp_path / 'a.npz'), 'posemb': 'bicubic'}
     config.model.update(depth=2, scan=True)
     train.train(config, tmp_path / 'run')
-    assert 'pos_embed: 8 x 8 patches resized to 4 x 4 (bicubic)' in capsys.readouterr().out
+    assert mentions(capsys.readouterr().out, 'pos_embed', '8 x 8', '4 x 4')
     after = saved(tmp_path / 'run')
     assert after['pos_embed'].shape == (1, 17, 16)
     np.testing.assert_allclose(
@@ -236,8 +236,8 @@ def test_the_flag_needs_no_section(repo, tmp_path):
     assert 'init' not in load.load(spec)
     for override, message in [
         ('init.form=a.npz', "did you mean 'from'"),
-        ('init=a.npz', 'set one of its keys: from, posemb'),
-        ('init.posemb=nearest', 'unknown method .nearest.*antialiased, bicubic, bilinear'),
+        ('init=a.npz', 'keys.*posemb'),
+        ('init.posemb=nearest', 'method.*nearest.*antialiased.*bilinear'),
         ('init.classes=a.txt', r'classes=a\.txt: .*--config\.init\.from=FILE'),
     ]:
         with pytest.raises(UserError, match=message):
@@ -299,7 +299,7 @@ def test_fine_tuning_asks_for_the_checkpoint(repo, tmp_path, capsys, spec):
     words = ['train', '--config', config, '--workdir', str(tmp_path / 'run'), *sources]
     assert main(words) == 2
     captured = capsys.readouterr()
-    assert 'config.init.from: name the checkpoint to fine-tune' in captured.err
+    assert mentions(captured.err, 'config.init.from')
     assert captured.err.count('\n') == 1
     assert not (tmp_path / 'run').exists()
     assert load.load(config, ['init.from=']).init['from'] == ''

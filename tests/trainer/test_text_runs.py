@@ -37,6 +37,7 @@ import optax
 from vit_jax.models import base as models
 from vit_jax.ops.terms import Term
 from vit_jax.tasks import base
+from helpers.messages import mentions
 
 
 class Model(models.Model):
@@ -150,7 +151,7 @@ def test_examples_that_are_left_out_are_counted(tmp_path: pathlib.Path) -> None:
     fresh = start.ResumePoint(training.program.abstract_state, 0, training.program.hardware)
     described = describe_run(training, tmp_path, fresh)
     assert f'{500 - long} examples, ' in described
-    assert f'\n{long} examples exceed the last bucket and are ignored\n' in described
+    assert mentions(described, long, 'examples', 'ignored')
 
 
 @pytest.mark.slow
@@ -170,7 +171,7 @@ def test_devices_do_not_show(tmp_path: pathlib.Path, whole: pathlib.Path) -> Non
 def test_rows_that_devices_cannot_share() -> None:
     config = get_config()
     config.step = dict(accum_steps=3)
-    message = r'batch_size=512: its 64 rows in a bucket must be a multiple of 24 \(8 devices x 3'
+    message = r'batch_size=512: .*64 .*multiple of 24 \(8 devices x 3'
     with pytest.raises(UserError, match=message):
         build.build(config)
 
@@ -303,7 +304,7 @@ def test_text_is_needed_for_bleu() -> None:
     with config.unlocked():
         config.task = dict(name='translate')
         config.evals.val.evaluator = 'bleu'
-    with pytest.raises(UserError, match=r'config\.evals\.val: synthetic:reverse .* is not text'):
+    with pytest.raises(UserError, match=r'config\.evals\.val.*synthetic:reverse.*text'):
         build.build(config)
 
 

@@ -55,7 +55,7 @@ def test_mistakes():
     for text in ('1.5', '-1', 'nan', 'half'):
         with pytest.raises(UserError, match=f'--threshold {text}'):
             detect.parse_threshold(text)
-    with pytest.raises(UserError, match='do not track the positions'):
+    with pytest.raises(UserError, match=r'track.*positions'):
         detect.Viz().rows(PREDICTION, photo(affine=None), context())
 
 

@@ -69,7 +69,7 @@ def test_the_query_chooses_the_row(rng, class_token):
 
 @pytest.mark.parametrize('query', [(3, 0), (0, 4), (-1, 0), (5,)])
 def test_a_query_outside_of_the_grid(query):
-    with pytest.raises(UserError, match='outside of the grid of 3 rows and 4 columns'):
+    with pytest.raises(UserError, match=r'3 rows.*4 columns'):
         attention.heat_map(np.eye(12), (3, 4), (3, 4), query)
 
 
@@ -80,7 +80,7 @@ def test_queries_and_keys_may_have_grids_of_their_own(rng):
     by_default = attention.heat_map(weights, (5,), (3, 4))
     np.testing.assert_allclose(by_default.ravel(), weights.mean(axis=0)[2:])
     for wrong in ((5,), (1, 1)):
-        with pytest.raises(UserError, match='outside of the grid of 5 queries'):
+        with pytest.raises(UserError, match=r'outside.*5 queries'):
             attention.heat_map(weights, (5,), (3, 4), query=wrong)
 
 
@@ -153,7 +153,7 @@ def test_the_heads_are_those_of_the_layer_asked_for(rng):
     expected = attention.overlay(image, attention.heat_map(weights[0, 1], (2, 2), (2, 2)))
     np.testing.assert_array_equal(picture(first, 7), expected)
     for wrong in (3, -4):
-        with pytest.raises(UserError, match='there is no layer'):
+        with pytest.raises(UserError, match='layer'):
             attention.draw_layers(image, weights, (2, 2), (2, 2), layer=wrong)
 
 

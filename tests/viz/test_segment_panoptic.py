@@ -121,5 +121,5 @@ def test_the_label_of_a_small_segment_stands_beside_it():
 
 
 def test_mistakes():
-    with pytest.raises(UserError, match='do not track the positions'):
+    with pytest.raises(UserError, match=r'track.*positions'):
         viz.Viz().rows(prediction(), photo(affine=None), context())

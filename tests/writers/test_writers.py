@@ -10,6 +10,7 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
+from helpers.messages import mentions
 from matplotlib.figure import Figure
 from PIL import Image
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
@@ -234,7 +235,7 @@ def test_a_writer_need_not_show_anything(tmp_path, fake_wandb):
 
 def test_what_is_no_writer_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr('vit_jax.writers.wandb.Writer', SimpleNamespace)
-    with pytest.raises(UserError, match=r'its Writer must be derived from vit_jax.writers.base'):
+    with pytest.raises(UserError, match=r'Writer.*vit_jax.writers.base'):
         Writer(tmp_path, 6, 0, 'images', writers=('wandb',))
 
 
@@ -285,8 +286,8 @@ def test_a_service_that_does_not_answer_gets_what_it_missed(
     writer.close()
     assert fake_mlflow.metrics == [('run1', 'a', step, float(step)) for step in range(1, 7)]
     said = capsys.readouterr().out
-    assert said.count("writer 'mlflow' does not answer") == 1
-    assert said.count("writer 'mlflow' answers again") == 1
+    assert len(re.findall("'mlflow'.* not answer", said)) == 1
+    assert len(re.findall("'mlflow'.* again", said)) == 1
     assert not writer.trouble
 
 
@@ -297,7 +298,7 @@ def test_a_service_that_stays_away_is_told_at_the_end(tmp_path, fake_mlflow, cap
     for step in (1, 2):
         writer.write(step, {'a': 1.0})
     writer.close()
-    assert '2 lines of metrics were not sent' in capsys.readouterr().out
+    assert mentions(capsys.readouterr().out, '2 lines', 'metrics')
     assert [line['step'] for line in read_metrics(tmp_path)] == [1, 2]
 
 
@@ -342,7 +343,7 @@ def test_a_missing_package_is_one_line_that_names_the_extra(tmp_path, monkeypatc
 
 def test_a_service_that_does_not_start_is_one_line(tmp_path, fake_wandb, monkeypatch):
     monkeypatch.setattr('wandb.init', lambda **keywords: 1 / 0, raising=True)
-    with pytest.raises(UserError, match="'wandb' does not start: ZeroDivision"):
+    with pytest.raises(UserError, match=r"'wandb'.*ZeroDivision"):
         Writer(tmp_path, 6, 0, 'images', writers=('wandb',))
 
 

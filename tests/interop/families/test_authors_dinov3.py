@@ -140,9 +140,9 @@ def test_mean_and_std_are_kept_beside_the_arrays(flat, tmp_path):
             {'blocks.1.attn.qkv.bias_mask': np.full(3 * WIDTH, np.nan)},
             'blocks.1.attn.qkv.bias_mask',
         ),
-        ({'rope_embed.periods': np.array([2.0, 3, 4, 5])}, 'are not powers of one number'),
-        ({'rope_embed.periods': np.ones(3)}, '3 periods do not fit heads of width 32'),
-        ({'blocks.0.other': np.ones(3)}, 'the model has no part called blocks.0.other'),
+        ({'rope_embed.periods': np.array([2.0, 3, 4, 5])}, 'powers.*number'),
+        ({'rope_embed.periods': np.ones(3)}, '3 periods.*32'),
+        ({'blocks.0.other': np.ones(3)}, 'called.*blocks.0.other'),
     ],
 )
 def test_other_models_are_refused(change, message, flat, tmp_path):

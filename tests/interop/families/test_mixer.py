@@ -155,5 +155,5 @@ def test_damaged_files(trained):
     name = 'MixerBlock_1/channel_mixing/Dense_1/bias'
     with pytest.raises(UserError, match=r'block_1/channel_mixing/fc2/bias .* is missing'):
         mixer.read({key: value for key, value in flat.items() if key != name}, {})
-    with pytest.raises(UserError, match='the model has no part called MixerBlock_1/extra'):
+    with pytest.raises(UserError, match=r'called.*MixerBlock_1/extra'):
         mixer.read(flat | {'MixerBlock_1/extra': np.zeros(1, np.float32)}, {})

@@ -138,7 +138,7 @@ def test_what_is_refused_is_named(tmp_path):
             interop.read(save(tmp_path, flat, config))
     more = {'visual.transformer.resblocks.0.ls_1.gamma': np.ones(16, np.float32)}
     save(tmp_path, flat | more)
-    with pytest.raises(UserError, match=r'no part called visual.transformer.resblocks.0.ls_1'):
+    with pytest.raises(UserError, match=r'called.*visual.transformer.resblocks.0.ls_1'):
         interop.read(tmp_path)
     save(tmp_path, flat)
     (tmp_path / 'open_clip_config.json').unlink()
@@ -165,7 +165,7 @@ def test_what_is_read_is_written_again(tmp_path):
     told = [(m.model_config, m.task_config, m.transforms, m.image_size) for m in (imported, read)]
     assert told[0] == told[1]
     other = imported.with_groups(model=imported.model_config | {'eos': 3})
-    with pytest.raises(UserError, match='end with the largest id, not with 3: not written'):
+    with pytest.raises(UserError, match=r'largest.*3'):
         interop.write(other, f'open_clip:{tmp_path}/other')
 
 
@@ -249,7 +249,7 @@ def test_towers_that_are_refused(tmp_path, monkeypatch):
             changed(vision_cfg={'timm_model_name': 'convnext_base'}),
             "timm_model_name 'convnext_base'",
         ),
-        (changed(text_cfg={'pool_type': 'last'}), "text_cfg.pool_type 'last' of causal texts"),
+        (changed(text_cfg={'pool_type': 'last'}), "text_cfg.pool_type 'last'"),
         (changed(text_cfg={'hf_model_name': 'roberta'}), "text_cfg.hf_model_name 'roberta'"),
         ({**config, 'model_cfg': {**model, 'multimodal_cfg': {}}}, 'multimodal_cfg'),
     ]:

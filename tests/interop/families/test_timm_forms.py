@@ -58,7 +58,7 @@ def test_what_is_written(family, name, tmp_path):
     files.write_safetensors(tmp_path, timm_forms.parameters(row['shapes']), row['config'])
     imported, folder = interop.read(tmp_path), tmp_path / 'written'
     if family not in timm_forms.WRITTEN:
-        with pytest.raises(UserError, match=r'timm has no ViT with|cannot be written as'):
+        with pytest.raises(UserError, match=r'timm|cannot be written'):
             interop.write(anew(imported), f'timm_vit:{folder}')
         return
     assert interop.write(anew(imported), f'timm_vit:{folder}') == ()

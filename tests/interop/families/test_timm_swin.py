@@ -92,7 +92,7 @@ def test_an_absolute_embedding_is_refused(tmp_path):
         ({'model_args': {'always_partition': True}}, 'always_partition'),
         ({'model_args': {'img_size': 20}}, 'do not tile'),
         ({'pretrained_cfg': {'input_size': [3, 24, 20]}}, 'do not tile'),
-        ({'pretrained_cfg': {'input_size': [3, 24, 12]}}, 'along one axis only'),
+        ({'pretrained_cfg': {'input_size': [3, 24, 12]}}, 'along.*axis'),
     ],
 )
 def test_what_timm_computes_otherwise_is_refused(config, message, tmp_path):

@@ -59,7 +59,7 @@ def test_it_comes_back(tmp_path):
         ({'model_args': {'always_partition': True, 'window_size': 4}}, 'always_partition'),
         ({'global_pool': 'max'}, "global_pool 'max'"),
         ({'pretrained_cfg': {'input_size': [3, 32, 64]}, 'model_args': {}}, 'squares'),
-        ({'architecture': 'x', 'pretrained_cfg': {}, 'model_args': {}}, 'of a known size'),
+        ({'architecture': 'x', 'pretrained_cfg': {}, 'model_args': {}}, 'known.*size'),
         ({'model_args': {'window_size': 3}}, r'do .* 8 .* 0'),
     ],
 )
@@ -71,7 +71,7 @@ def test_what_timm_computes_otherwise_is_refused(changed, message, tmp_path):
 def test_old_names_are_refused(tmp_path):
     """timm's first files had the inverse of `logit_scale`."""
     tau = {'stages.0.blocks.0.attn.tau': np.ones(1, np.float32)}
-    with pytest.raises(UserError, match=r'no part called stages\.0\.blocks\.0\.attn\.tau'):
+    with pytest.raises(UserError, match=r'called.*stages\.0\.blocks\.0\.attn\.tau'):
         interop.read(save(tmp_path, arrays=tau))
 
 

@@ -86,11 +86,11 @@ def test_the_model_that_is_read(saved):
     ('arrays', 'config', 'words'),
     [
         ({'text_model.final_layer_norm.bias': None}, {}, 'text_model.final_layer_norm.bias'),
-        ({'text_model.more': np.zeros(1)}, {}, 'no part called more'),
+        ({'text_model.more': np.zeros(1)}, {}, 'part.*more'),
         ({'text_projection.weight': np.zeros((5, 7))}, {}, ': text_projection.weight has'),
         ({}, {'model_type': 'altclip_text_model'}, "config.json .*'altclip_text_model'.*CLIP"),
         ({}, {'hidden_act': 'relu'}, 'hidden_act'),
-        ({}, {'model_type': None}, 'unknown number of attention heads'),
+        ({}, {'model_type': None}, 'number.*attention'),
     ],
 )
 def test_files_that_are_not_whole(saved, tmp_path, arrays, config, words):
@@ -106,7 +106,7 @@ def test_files_that_are_not_whole(saved, tmp_path, arrays, config, words):
 @pytest.mark.parametrize(
     ('fields', 'words'),
     [
-        ({'eos': None}, 'CLIPTextModelWithProjection of transformers has no eos None'),
+        ({'eos': None}, 'CLIPTextModelWithProjection.*None'),
         ({'causal': False}, r'SiglipTextModel .* head_bias .* 17'),
     ],
 )
