@@ -155,8 +155,8 @@ def test_repositories_without_weights_to_read(names, words, server):
     ('url', 'words'),
     [
         ('hf://google/vit-tiny-patch4-88', ['no such repository', f'did you mean {URL}?', 'auth']),
-        ('hf://google/resnet', [('repository', 'private')]),
-        (f'{URL}@mian', [('revision', "'mian'")]),
+        ('hf://google/resnet', ['repository', 'private']),
+        (f'{URL}@mian', ['revision', "'mian'"]),
         (f'{URL}/model.safetensor', ['no such file', 'did you mean model.safetensors?']),
         (f'{URL}/none', ['no such file', 'README.md, config.json, ']),
         ('hf://google', ['write hf://ORG/NAME']),
