@@ -80,7 +80,8 @@ def test_completion_needs_no_jax(folder):
     """So that it is fast."""
     code = (
         'import sys; from vit_jax.commands import _completion; _completion.override_flags();'
-        "[_completion.find_parser(name) for name in ('train', 'predict', 'list')];"
+        '[_completion.find_parser(name) for name in '
+        "('train', 'predict', 'list', 'evaluate', 'report', 'sample', 'inspect')];"
         "_completion.complete_config('vit/');"
         "assert not {'jax', 'flax', 'matplotlib'} & sys.modules.keys()"
     )
@@ -104,6 +105,7 @@ IN_ZSH = {
     'vit-jax train --help-': '--help-config',
     'vit-jax sweep st': 'status',
     'vit-jax train eomt/scenes_': 'eomt/scenes_vit_s14',
+    'vit-jax train vit/digits --config.batch': '--config.batch_size=',
     'python phot': 'photo.png',
 }
 

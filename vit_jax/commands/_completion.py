@@ -83,7 +83,9 @@ class Finder(argcomplete.CompletionFinder):
     ) -> list[str]:
         if not cword_prefix.startswith(OVERRIDE) or '=' in cword_prefix:
             return super()._get_completions(comp_words, cword_prefix, cword_prequote, last)
-        return [key for key in override_flags(comp_words) if key.startswith(cword_prefix)]
+        keys = [key for key in override_flags(comp_words) if key.startswith(cword_prefix)]
+        self._display_completions |= dict.fromkeys(keys, '')  # zsh would show None
+        return keys
 
 
 def override_flags(words: Sequence[str] = ()) -> list[str]:
@@ -147,24 +149,26 @@ def complete_config(prefix: str, **_: Any) -> list[str]:
 
     name, colon, text = prefix.partition(':')
     if colon and (recipe := _parse_recipe(name)):
-        *given, last = text.split(',')
+        *earlier, last = text.split(',')
         before = prefix.removesuffix(last)
-        return [f'{before}{w}' for w in _arguments(recipe, given, last) if w.startswith(last)]
+        return [f'{before}{w}' for w in _arguments(recipe, earlier, last) if w.startswith(last)]
     names = [file.relative_to(FOLDER).with_suffix('').as_posix() for file in FOLDER.glob('*/*.py')]
     return [n for n in sorted(names) if n.startswith(prefix)] + FilesCompleter()(prefix)
 
 
-def _arguments(recipe: ast.Module, given: Sequence[str], last: str) -> list[str]:
+def _arguments(recipe: ast.Module, earlier: Sequence[str], last: str) -> list[str]:
     """List the arguments of a recipe or, after `NAME=`, its choices, without those given."""
     functions = [node for node in recipe.body if isinstance(node, ast.FunctionDef)]
     make = [f.args for f in functions if f.name in ('get_config', 'get_sweep')]
-    words = ['smoke'] if any(f.name in ('smoke', 'smoke_sweep') for f in functions) else []
+    completions = ['smoke'] if any(f.name in ('smoke', 'smoke_sweep') for f in functions) else []
     for number, argument in enumerate(make[0].args if make else ()):
         name, choices = argument.arg, _choices(recipe, argument)
-        words += choices if number == 0 and not given else []
-        words += [f'{name}={c}' for c in choices] if last.startswith(f'{name}=') else [f'{name}=']
-    names = {word.partition('=')[0] for word in given}
-    return [word for word in dict.fromkeys(words) if word.partition('=')[0] not in names]
+        completions += choices if number == 0 and not earlier else []
+        completions += (
+            [f'{name}={c}' for c in choices] if last.startswith(f'{name}=') else [f'{name}=']
+        )
+    names = {word.partition('=')[0] for word in earlier}
+    return [word for word in dict.fromkeys(completions) if word.partition('=')[0] not in names]
 
 
 def _choices(recipe: ast.Module, argument: ast.arg) -> list[str]:

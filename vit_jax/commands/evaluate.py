@@ -80,9 +80,9 @@ def main(argv: Sequence[str]) -> int:
         help="minimum score of a detector's predictions in the confusion matrix, and in precision "
         f'and recall of each class (default: {THRESHOLD})',
     )
-    from vit_jax.viz import generate
+    from vit_jax.viz.photo import add_sampling_flags  # which imports no JAX
 
-    generate.add_sampling_flags(parser)
+    add_sampling_flags(parser)
     add_json_flag(parser, ', with every metric')
     args = parser.parse_args(argv)
     check_model_flags(parser, args)
@@ -126,8 +126,8 @@ def main(argv: Sequence[str]) -> int:
     for title, evaluation in prepared.evaluations.items():
         if evaluation.signature:
             print(f'{title}: {evaluation.signature}')
-    shown = prepared.line(results)
-    print(shown if step is None else f'step {step}  {shown}')
+    results_line = prepared.line(results)
+    print(results_line if step is None else f'step {step}  {results_line}')
     if classes:
         print(class_table(classes['classes']), *reports.values(), sep='\n')
     return 0
@@ -140,16 +140,16 @@ def with_sampling_flags(trained: Any, args: argparse.Namespace) -> Any:
       UserError: A flag is set, and the task does not generate images.
     """
     from vit_jax.tasks.generate import Task
-    from vit_jax.viz import generate
+    from vit_jax.viz import photo
 
-    flags = [name for name in generate.SAMPLING if getattr(args, name) is not None]
+    flags = [name for name in photo.SAMPLING if getattr(args, name) is not None]
     if not flags:
         return trained
     if not isinstance(trained.task, Task):
         raise UserError(
             f'--{flags[0]}: the task {trained.settings.task.name!r} does not generate images'
         )
-    return trained.adapted(task=generate.with_sampling_flags(trained.task, args))
+    return trained.adapted(task=photo.with_sampling_flags(trained.task, args))
 
 
 def check_reports(args: argparse.Namespace) -> dict[str, str]:
@@ -214,15 +214,15 @@ def add_report(prepared: Any, args: argparse.Namespace, flag: str) -> tuple[Any,
     if not prepared.trained.task.predicts:
         name = prepared.trained.settings.task.name
         raise UserError(f'{flag} needs predicted classes: task {name!r} does not predict any')
-    (title, first), evaluator = next(iter(prepared.evaluations.items())), confusion.Evaluator()
+    (title, measured), evaluator = next(iter(prepared.evaluations.items())), confusion.Evaluator()
     try:
-        evaluator.open(first.data)
+        evaluator.open(measured.data)
     except UserError as e:
-        raise UserError(f'{flag}: {first.data.source.title}: {e}') from e
+        raise UserError(f'{flag}: {measured.data.source.title}: {e}') from e
     prepared.evaluations[f'{title}_classes'] = Evaluation(
-        first.data, evaluator, ema_decay=first.ema_decay
+        measured.data, evaluator, ema_decay=measured.ema_decay
     )
-    return evaluator, first.data
+    return evaluator, measured.data
 
 
 def write_report(evaluator: Any, data: Any, args: argparse.Namespace) -> dict[str, Any]:

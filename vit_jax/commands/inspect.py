@@ -15,7 +15,6 @@ from vit_jax.config.load import model_and_task, parse_config_args, section
 from vit_jax.config.origin import dotted_names
 from vit_jax.config.run import Lora, Model, Step
 from vit_jax.errors import EXIT_FAILED, UserError
-from vit_jax.tree_paths import path_name
 
 if TYPE_CHECKING:
     from vit_jax.storage.paths import Path
@@ -200,7 +199,9 @@ def rows(tree: Any) -> list[dict[str, Any]]:
     """List path, shape, dtype and size of every array of a tree, in natural order."""
     import jax
 
-    listed = [
+    from vit_jax.tree_paths import path_name
+
+    arrays = [
         {
             'path': path_name(path),
             'shape': list(leaf.shape),
@@ -209,7 +210,7 @@ def rows(tree: Any) -> list[dict[str, Any]]:
         }
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     ]
-    return sorted(listed, key=lambda row: natural_order(row['path']))
+    return sorted(arrays, key=lambda row: natural_order(row['path']))
 
 
 def natural_order(path: str) -> list[tuple[str, int]]:

@@ -31,12 +31,12 @@ def main(argv: Sequence[str]) -> int:
     from vit_jax.inference import sample
     from vit_jax.inference.load import open_run
     from vit_jax.runtime import compile_cache, console, mesh
-    from vit_jax.viz import generate
+    from vit_jax.viz.photo import with_sampling_flags
 
     mesh.usable_devices()
     run = open_run(args.workdir, **run_options(args))
     sample.check_task(run)
-    run = run.adapted(task=generate.with_sampling_flags(run.task, args))
+    run = run.adapted(task=with_sampling_flags(run.task, args))
     classes = sample.check_classes(parse_classes(args.classes, run.class_names), run)
     total = len(classes) * args.count
     frames = min(FRAMES, run.task.steps - 1) if args.trajectory else 0
@@ -159,7 +159,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     Raises:
       UserError: Not exactly one run is named, or `--out` cannot be written.
     """
-    from vit_jax.viz import generate
+    from vit_jax.viz.photo import add_sampling_flags  # which imports no JAX
 
     parser = Parser('sample', __doc__)
     add = parser.add_argument
@@ -168,7 +168,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     add('--classes', metavar='A,B', help=classes)
     add('--count', type=positive_number, default=8, help='images per class (default: 8)')
     add('--seed', type=int, default=0, help='random seed of the noise (default: 0)')
-    generate.add_sampling_flags(parser)
+    add_sampling_flags(parser)
     add(
         '--batch-size',
         type=positive_number,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +11,12 @@ import numpy as np
 from vit_jax.array_types import UInt8
 from vit_jax.viz import base, batch
 from vit_jax.viz.batch import Panels
-from vit_jax.viz.photo import Context, Fields, Photo
+from vit_jax.viz.photo import Context, Fields, Photo, add_sampling_flags, with_sampling_flags
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SIDE = 1.0  # inches of a sample in a grid
-SAMPLING = ('guidance', 'steps', 'sampler')  # options of the task that have flags
 
 
 class Viz(base.Viz):
@@ -57,30 +55,6 @@ class Viz(base.Viz):
         if 'label' not in fields:
             return ''
         return class_name(int(fields['label']), context.class_names)
-
-
-def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that `with_sampling_flags` reads."""
-    add = parser.add_argument
-    add(
-        '--guidance',
-        type=float,
-        metavar='W',
-        help="guidance scale of generated images, 1 for none (default: the task's)",
-    )
-    add(
-        '--steps',
-        type=int,
-        metavar='N',
-        help="number of steps from noise to images (default: the task's, 50)",
-    )
-    add('--sampler', choices=('heun', 'euler'), help="solver (default: the task's)")
-
-
-def with_sampling_flags(task: Any, flags: argparse.Namespace, *names: str) -> Any:
-    """Apply the flags that are set to the task; `names` are further flags."""
-    options = {name: getattr(flags, name) for name in (*SAMPLING, *names)}
-    return dataclasses.replace(task, **{k: v for k, v in options.items() if v is not None})
 
 
 def class_name(label: int, names: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ import dataclasses
 import pathlib
 import zlib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from PIL import Image
@@ -16,8 +16,7 @@ from vit_jax.array_types import Float, UInt8
 from vit_jax.errors import UserError
 from vit_jax.viz import figures
 
-if TYPE_CHECKING:
-    pass
+SAMPLING = ('guidance', 'steps', 'sampler')  # options of a generating task that have flags
 
 Fields = Mapping[str, np.ndarray]  # arrays of one example, or of its prediction
 
@@ -153,3 +152,27 @@ class Context:
             return {}
         rows = {k: v for k, v in fields.items() if v.ndim == 1 and v.dtype.kind == 'i'}
         return {name: self.vocab.decode(ids) for name, ids in rows.items()}
+
+
+def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that `with_sampling_flags` reads."""
+    add = parser.add_argument
+    add(
+        '--guidance',
+        type=float,
+        metavar='W',
+        help="guidance scale of generated images, 1 for none (default: the task's)",
+    )
+    add(
+        '--steps',
+        type=int,
+        metavar='N',
+        help="number of steps from noise to images (default: the task's, 50)",
+    )
+    add('--sampler', choices=('heun', 'euler'), help="solver (default: the task's)")
+
+
+def with_sampling_flags(task: Any, flags: argparse.Namespace, *names: str) -> Any:
+    """Apply the flags that are set to the task; `names` are further flags."""
+    options = {name: getattr(flags, name) for name in (*SAMPLING, *names)}
+    return dataclasses.replace(task, **{k: v for k, v in options.items() if v is not None})
