@@ -111,12 +111,12 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def nearest(what: str, name: str, choices: Iterable[str]) -> str:
+def nearest(kind: str, name: str, choices: Iterable[str]) -> str:
     """Return the message for an unknown `name`: the closest of `choices`, then all of them."""
     valid = sorted(choices)
     close = _closest(name, valid)
     hint = f'; did you mean {close!r}?' if close else ''
-    return f'unknown {what} {name!r}{hint} ' + (
+    return f'unknown {kind} {name!r}{hint} ' + (
         f'(valid: {", ".join(valid)})' if valid else '(there is none)'
     )
 

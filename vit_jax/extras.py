@@ -45,18 +45,18 @@ def install(*names: str) -> str:
     return f"pip install -e '.[{','.join(names)}]'"
 
 
-def missing_error(what: str, extra: str, package: str = '') -> UserError:
-    """Return the error that `what` needs an extra; `package` is the missing package."""
-    return UserError(f'{what} needs {package or PACKAGES[extra]}: {install(extra)}')
+def missing_error(feature: str, extra: str, package: str = '') -> UserError:
+    """Return the error that `feature` needs an extra; `package` is the missing package."""
+    return UserError(f'{feature} needs {package or PACKAGES[extra]}: {install(extra)}')
 
 
 @contextlib.contextmanager
-def needed_by(what: str, extra: str) -> Iterator[None]:
+def needed_by(feature: str, extra: str) -> Iterator[None]:
     """Turn an ImportError in the block into a UserError that names the extra."""
     try:
         yield
     except ImportError as error:
-        raise missing_error(what, extra) from error
+        raise missing_error(feature, extra) from error
 
 
 def is_installed(extra: str) -> bool:

@@ -30,16 +30,16 @@ def parameters(constructor: Callable) -> Parameters:
 def _parameters(constructor: Callable) -> Parameters:
     function = constructor.__init__ if inspect.isclass(constructor) else constructor
     scope = getattr(inspect.unwrap(function), '__globals__', {})
-    found = inspect.signature(constructor).parameters
-    return {name: p.replace(annotation=_evaluated(p, scope)) for name, p in found.items()}
+    declared = inspect.signature(constructor).parameters
+    return {name: p.replace(annotation=_evaluated(p, scope)) for name, p in declared.items()}
 
 
 def _evaluated(parameter: inspect.Parameter, scope: dict[str, Any]) -> Any:
     if parameter.annotation is parameter.empty:
         return Any
-    one = types.SimpleNamespace(__annotations__={'it': parameter.annotation})
+    holder = types.SimpleNamespace(__annotations__={'it': parameter.annotation})
     try:
-        return typing.get_type_hints(one, scope, include_extras=True)['it']
+        return typing.get_type_hints(holder, scope, include_extras=True)['it']
     except NameError:
         return Any
 
@@ -95,34 +95,34 @@ def parse_sources(text: str) -> list[tuple[str, float]]:
     return [(name, float(weight)) for name, weight in zip(names, weights, strict=True)]
 
 
-def parse_call(text: str, where: str) -> ast.expr:
+def parse_call(text: str, location: str) -> ast.expr:
     """Parse one function, with arguments or without.
 
     Raises:
-      UserError: if the text is malformed; begins with `where`.
+      UserError: if the text is malformed; begins with `location`.
     """
     try:
         return ast.parse(text.strip(), mode='eval').body
     except (SyntaxError, ValueError) as error:
         raise UserError(
-            f"{where}: {error}; write for example 'my_lab.packing(length=256)'"
+            f"{location}: {error}; write for example 'my_lab.packing(length=256)'"
         ) from error
 
 
-def parse_keywords(text: str, where: str) -> tuple[str, dict[str, Any]]:
+def parse_keywords(text: str, location: str) -> tuple[str, dict[str, Any]]:
     """Return the name and the keywords of `a.name(x=1)`, or of a name alone.
 
     Raises:
-      UserError: for any other text; begins with `where`.
+      UserError: for any other text; begins with `location`.
     """
     try:
-        node = parse_call(text, where)
+        node = parse_call(text, location)
         args, keywords = arguments(node)
         function = node.func if isinstance(node, ast.Call) else node
         if args or not isinstance(function, (ast.Name, ast.Attribute)):
             raise ValueError(text)
     except (UserError, ValueError) as error:
-        raise UserError(f"{where}: write a name, or a call as 'name(option=1)'") from error
+        raise UserError(f"{location}: write a name, or a call as 'name(option=1)'") from error
     return function_name(node), keywords
 
 

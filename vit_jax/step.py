@@ -61,8 +61,12 @@ class TrainState:
         """Variables with the average of a decay; 0 for no average, None for the first."""
         if decay == 0:
             return {'params': self.params, **self.collections}
-        others, key = self.other_emas or {}, None if decay is None else average_key(decay)
-        return {**self.variables, 'params': others[key]} if key in others else self.variables
+        other_averages, key = self.other_emas or {}, None if decay is None else average_key(decay)
+        return (
+            {**self.variables, 'params': other_averages[key]}
+            if key in other_averages
+            else self.variables
+        )
 
 
 def init_variables(model: Any, task: Task, batch: Batch, seed: int) -> dict[str, PyTree]:
@@ -102,7 +106,7 @@ def init_state(
     """
     collections = dict(variables)
     params = collections.pop('params')
-    others = {average_key(decay): jax.tree.map(jnp.copy, params) for decay in other_decays}
+    other_averages = {average_key(decay): jax.tree.map(jnp.copy, params) for decay in other_decays}
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
@@ -111,7 +115,7 @@ def init_state(
         # A copy: donated buffers must not be shared.
         ema=jax.tree.map(jnp.copy, params) if ema else None,
         key=jax.random.key_data(jax.random.key(seed)),
-        other_emas=others or None,
+        other_emas=other_averages or None,
     )
 
 
@@ -235,8 +239,8 @@ def make_gradient(task: Task, step: Step, times: Durations | None, layout: Any) 
 
 def with_average(train_step: TrainStep, step: Step, times: Durations | None) -> TrainStep:
     """Update the running averages of the parameters."""
-    first, *others = schedules.average_decays(step, times)
-    other_decays = dict(zip(map(average_key, step.ema_decays[1:]), others, strict=True))
+    first_decay, *other_decays_now = schedules.average_decays(step, times)
+    other_decays = dict(zip(map(average_key, step.ema_decays[1:]), other_decays_now, strict=True))
 
     def averaging_step(state: TrainState, batch: Batch):
         after, metrics = train_step(state, batch)
@@ -246,9 +250,9 @@ def with_average(train_step: TrainStep, step: Step, times: Durations | None) -> 
             return optax.incremental_update(after.params, average, 1 - rate)
 
         before = state.other_emas or {}
-        others = {key: update(before[key], decay) for key, decay in other_decays.items()}
-        ema = update(state.ema, first)
-        return dataclasses.replace(after, ema=ema, other_emas=others or None), metrics
+        other_averages = {key: update(before[key], decay) for key, decay in other_decays.items()}
+        ema = update(state.ema, first_decay)
+        return dataclasses.replace(after, ema=ema, other_emas=other_averages or None), metrics
 
     return averaging_step
 

@@ -21,13 +21,13 @@ def checkpoint_count(average: Average) -> int:
     return average if isinstance(average, int) else 1
 
 
-def stored_path(average: Average, meta: Mapping[str, Any], where: str) -> tuple[str, ...]:
+def stored_path(average: Average, meta: Mapping[str, Any], checkpoint: str) -> tuple[str, ...]:
     """Return the place of the chosen parameters in a stored state; empty for the run's first.
 
     Args:
       average: Choice of an average.
       meta: Metadata of the checkpoint.
-      where: The checkpoint, for the message.
+      checkpoint: The checkpoint, for the message.
 
     Raises:
       UserError: if the run does not keep this average.
@@ -37,14 +37,14 @@ def stored_path(average: Average, meta: Mapping[str, Any], where: str) -> tuple[
     if average == NO_AVERAGE:
         return ('params',)
     step = meta.get('config', {}).get('step', {})
-    kept = Step(ema_decay=step.get('ema_decay', Step.ema_decay))
-    if average not in kept.ema_decays:
-        decays = ', '.join(map(str, kept.ema_decays)) or 'none'
+    settings = Step(ema_decay=step.get('ema_decay', Step.ema_decay))
+    if average not in settings.ema_decays:
+        decays = ', '.join(map(str, settings.ema_decays)) or 'none'
         raise UserError(
-            f'average {average}: {where} has averages of the decays (config.step.ema_decay): '
+            f'average {average}: {checkpoint} has averages of the decays (config.step.ema_decay): '
             f'{decays}'
         )
-    return () if average == kept.ema_decays[0] else (OTHERS, average_key(float(average)))
+    return () if average == settings.ema_decays[0] else (OTHERS, average_key(float(average)))
 
 
 def measured_average(meta: Mapping[str, Any]) -> Average:

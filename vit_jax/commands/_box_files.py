@@ -74,8 +74,8 @@ def write_names(out: str, results: Iterable[Mapping[str, Any]], context: Any) ->
     """Write the names of the classes for YOLO, or their numbers if the data had no names."""
     import yaml
 
-    found = [row['category_id'] for result in results for row in result['predictions']]
-    count = len(context.class_names) or max(found, default=-1) + 1
+    category_ids = [row['category_id'] for result in results for row in result['predictions']]
+    count = len(context.class_names) or max(category_ids, default=-1) + 1
     names = map(context.class_name, range(count))
     _write(out, NAMES, yaml.safe_dump({'names': list(names)}, allow_unicode=True))
 

@@ -88,14 +88,14 @@ def list_commands() -> list[Command]:
     """List commands and their actions, each with its arguments."""
     from vit_jax.__main__ import command_lines
 
-    listed = []
+    commands = []
     for name, line in command_lines().items():
         module = importlib.import_module(f'vit_jax.commands.{name}')
         for action in getattr(module, 'ACTIONS', ('',)):
             parser = find_parser(name, action)
             text = (parser.description or '').partition('\n')[0] if action else line
-            listed.append(Command(parser.command, text, flags=tuple(parser.flags())))
-    return listed
+            commands.append(Command(parser.command, text, flags=tuple(parser.flags())))
+    return commands
 
 
 def experiments(folder: pathlib.Path | None = None) -> list[Experiment]:
@@ -107,12 +107,12 @@ def experiments(folder: pathlib.Path | None = None) -> list[Experiment]:
       UserError: The folder does not exist, or a file is not Python.
     """
     if folder is None:
-        inside = experiments(recipes.FOLDER)
+        recipes_inside = experiments(recipes.FOLDER)
         return [
             dataclasses.replace(
                 named, name=recipes.experiment_name(named.name.removeprefix(f'{recipes.FOLDER}/'))
             )
-            for named in inside
+            for named in recipes_inside
         ]
     if not folder.is_dir():
         raise UserError(f'--folder {str(folder)!r} does not exist')
@@ -124,9 +124,9 @@ def experiments(folder: pathlib.Path | None = None) -> list[Experiment]:
     ]
 
 
-def first_line(thing: Any) -> str:
+def first_line(documented: Any) -> str:
     """Read the first line of a docstring; empty without one."""
-    return (inspect.getdoc(thing) or '').partition('\n')[0]
+    return (inspect.getdoc(documented) or '').partition('\n')[0]
 
 
 def _signature(function: Callable) -> str:

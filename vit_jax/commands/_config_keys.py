@@ -75,7 +75,7 @@ def config_keys(config: ConfigDict) -> dict[str, list[Key]]:
     Raises:
       UserError: for an unknown model, task, optimizer or evaluator.
     """
-    listed: dict[str, list[Key]] = {}
+    keys_by_section: dict[str, list[Key]] = {}
     for path, cls, group in schema.sections(config):
         is_open = cls in schema.NAMED and 'name' not in group
         declared = schema.fields(cls) if is_open else schema.declared(cls, group, f'config.{path}')
@@ -88,8 +88,8 @@ def config_keys(config: ConfigDict) -> dict[str, list[Key]]:
         texts = field_docs(cls)
         if constructor:
             texts = parameter_docs(constructor) | texts
-        listed[f'config.{path}'.rstrip('.')] = keys(values, texts, group)
-    return listed
+        keys_by_section[f'config.{path}'.rstrip('.')] = keys(values, texts, group)
+    return keys_by_section
 
 
 def package_keys() -> dict[str, list[Key]]:
@@ -110,7 +110,7 @@ def package_keys() -> dict[str, list[Key]]:
         for name in modules(package):
             cls = resolve(package, name, attribute)
             sections[f'{heading}{name}'] = keys(schema.class_keys(cls), parameter_docs(cls))
-    return {heading: listed for heading, listed in sections.items() if listed}
+    return {heading: section_keys for heading, section_keys in sections.items() if section_keys}
 
 
 def named_keys(package: Mapping[str, list[Key]]) -> str:
@@ -156,9 +156,9 @@ def markdown(sections: Mapping[str, list[Key]], head: str = HEAD) -> str:
     """Return a page that lists the keys of sections, as returned by `package_keys`."""
     lines = [head]
     lines += [*(f'- [{heading}](#{_anchor(heading)})' for heading in sections), '']
-    for heading, listed in sections.items():
+    for heading, section_keys in sections.items():
         lines += [f'## {heading}', '', '| key | type | default | meaning |', '|---|---|---|---|']
-        for key in listed:
+        for key in section_keys:
             default = f'`{key.default}`' if key.default else 'required'
             cells = (f'`{key.name}`', key.type, default, key.text)
             lines.append(f'| {" | ".join(cell.replace("|", "&#124;") for cell in cells)} |')

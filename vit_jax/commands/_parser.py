@@ -104,10 +104,10 @@ class Parser(argparse.ArgumentParser):
 
     def flags(self) -> Iterator[tuple[str, str]]:
         """Yield the notation and the help text of each argument, positional ones first."""
-        shown = self._get_formatter()
+        help_formatter = self._get_formatter()
         for action in sorted(self.shown_actions(), key=lambda a: bool(a.option_strings)):
-            text = ' '.join(shown._expand_help(action).split())
-            yield shown._format_action_invocation(action).removesuffix(' []'), text
+            text = ' '.join(help_formatter._expand_help(action).split())
+            yield help_formatter._format_action_invocation(action).removesuffix(' []'), text
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         raise HelpShown(self)
@@ -179,12 +179,12 @@ def add_square_flag(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def write_json(record: Any, where: str | None) -> bool:
+def write_json(record: Any, target: str | None) -> bool:
     """Print JSON for `--json`, or write it to the file of the former `--json FILE`.
 
     Args:
       record: JSON values.
-      where: Value of the flag.
+      target: Value of the flag.
 
     Returns:
       Whether JSON was printed instead of a table.
@@ -193,12 +193,12 @@ def write_json(record: Any, where: str | None) -> bool:
       UserError: The file cannot be written.
     """
     text = json.dumps(record, indent=2, allow_nan=False) + '\n'
-    if where == STDOUT:
+    if target == STDOUT:
         print(text, end='')
-    elif where:
-        write_file(where, text, '--json')
+    elif target:
+        write_file(target, text, '--json')
         print('--json FILE will be removed: write --json > FILE', file=sys.stderr)
-    return where == STDOUT
+    return target == STDOUT
 
 
 def add_allow_flag(parser: argparse.ArgumentParser) -> None:

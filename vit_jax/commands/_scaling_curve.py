@@ -36,16 +36,16 @@ def predict_run(argv: Sequence[str]) -> int:
     if args.law not in annealing.LAWS:
         raise UserError(nearest('law', args.law, annealing.LAWS))
     folders = [paths.path(folder) for folder in (args.run, *args.others)]
-    target, *others = (read_curve(each, args.metric) for each in folders)
-    known = target.until(int(args.until * len(target.rates)))
-    if not len(known.steps):
+    target, *others = (read_curve(curve_folder, args.metric) for curve_folder in folders)
+    beginning = target.until(int(args.until * len(target.rates)))
+    if not len(beginning.steps):
         raise UserError(f'{args.run}: no {args.metric} up to --until {args.until:g} of its steps')
     total = len(target.rates)
-    ended = len(target.loss) > len(known.loss) and target.steps[-1] > ENDED * total
+    ended = len(target.loss) > len(beginning.loss) and target.steps[-1] > ENDED * total
     measured = float(target.loss[-1]) if ended else None
     end = int(target.steps[-1]) if ended else total
-    prediction = annealing.predict_end(known, others, args.law, end)
-    summary = _summary(prediction, args.metric, end, int(known.steps[-1]), measured)
+    prediction = annealing.predict_end(beginning, others, args.law, end)
+    summary = _summary(prediction, args.metric, end, int(beginning.steps[-1]), measured)
     if args.json:
         print(json.dumps(summary, indent=2, allow_nan=False))
     else:
@@ -72,8 +72,8 @@ def read_curve(folder: paths.Path, metric: str) -> LossCurve:
         raise UserError(f'{folder} is not a run: it has no {run_folder.CONFIG}')
     series = run_folder.read_series(folder)
     if metric not in series:
-        known = ', '.join(name for name in series if name.endswith('/loss')) or 'none'
-        raise UserError(f'{folder} has no metric {metric!r}; losses: {known}')
+        losses = ', '.join(name for name in series if name.endswith('/loss')) or 'none'
+        raise UserError(f'{folder} has no metric {metric!r}; losses: {losses}')
     config = from_dict(stored)
     saved = run_folder.newest(folder)
     examples = run_folder.read_meta(saved).get('num_examples', 0) if saved else 0
@@ -92,14 +92,14 @@ def read_curve(folder: paths.Path, metric: str) -> LossCurve:
 
 
 def _summary(
-    prediction: Prediction, metric: str, steps: int, known: int, measured: float | None
+    prediction: Prediction, metric: str, steps: int, beginning: int, measured: float | None
 ) -> dict[str, Any]:
     found = prediction.fit
     return {
         'metric': metric,
         'law': found.law,
         'steps': steps,
-        'known_steps': known,
+        'known_steps': beginning,
         'known_share_of_rates': prediction.share,
         'value': prediction.value,
         'band': list(prediction.band),

@@ -144,10 +144,10 @@ def duration_line(family: Isoflop, cost: StudyCost, args: argparse.Namespace) ->
 
     rates = isoflop.measure_speed(family)
     spent = sum(n / rate for n, rate in zip(cost.examples, rates, strict=True)) / 3600
-    shown = ', '.join(f'{rate:,.0f}' for rate in rates)
+    rates_text = ', '.join(f'{rate:,.0f}' for rate in rates)
     return (
         f'{spent:.3g} hours on this machine, {cost.trained / spent / 3600:.3g} FLOP/s, without '
-        f'evaluations and start-up; examples/s of each shape: {shown}'
+        f'evaluations and start-up; examples/s of each shape: {rates_text}'
     )
 
 

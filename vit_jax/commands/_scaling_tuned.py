@@ -26,10 +26,10 @@ def tuned(argv: Sequence[str]) -> int:
     add('--csv', metavar='FILE', required=True, help='table with a header, as of collect')
     loss = 'column of a loss; 1-COL for one minus an accuracy'
     add('--y', metavar='COL', required=True, help=loss)
-    shown = ' (default: %(default)s)'
-    hyper = f'columns of hyperparameters, such as config.optim.lr,batch_size{shown}'
+    default_note = ' (default: %(default)s)'
+    hyper = f'columns of hyperparameters, such as config.optim.lr,batch_size{default_note}'
     add('--tuned', metavar='COL,COL', default='config.optim.lr', help=hyper)
-    sizes = f'columns of model and data size, or of compute alone{shown}'
+    sizes = f'columns of model and data size, or of compute alone{default_note}'
     add('--over', metavar='COL,COL', default='parameters,examples_seen', help=sizes)
     add('--at', metavar='V,V', help='values of --over at which the best values are predicted')
     add_json_flag(parser)
@@ -40,19 +40,19 @@ def tuned(argv: Sequence[str]) -> int:
     over, hypers = parse_names(args.over), parse_names(args.tuned)
     if not over or not hypers or len({*over, *hypers}) < len(over) + len(hypers):
         raise UserError('--tuned and --over need one column or more each, all different')
-    at = _parse_sizes(args.at, over)
+    targets = _parse_sizes(args.at, over)
     law = laws.fit(rows.read_csv(args.csv), hypers, over, args.y)
     summary: dict[str, Any] = law.to_json()
-    if at:
-        best = zip(hypers, law.best(at), strict=True)
+    if targets:
+        best = zip(hypers, law.best(targets), strict=True)
         summary['at'] = {
-            'sizes': dict(zip(over, at, strict=True)),
+            'sizes': dict(zip(over, targets, strict=True)),
             'best': {name: {'value': value, 'band': band} for name, (value, band) in best},
         }
     if args.json:
         print(json.dumps(summary, indent=2, allow_nan=False))
     else:
-        print('\n'.join([*laws.describe(law), *(laws.predict(law, at) if at else ())]))
+        print('\n'.join([*laws.describe(law), *(laws.predict(law, targets) if targets else ())]))
     return 0
 
 
@@ -108,10 +108,11 @@ def tuned_lines(law: TunedLaw, runs: Sequence[tuple[PlannedRun, float]]) -> list
     """
     from vit_jax.scaling.tuned import format_value
 
-    known = ('parameters', 'examples_seen', 'flops')
-    if unknown := [name for name in law.over if name not in known]:
+    size_names = ('parameters', 'examples_seen', 'flops')
+    if unknown := [name for name in law.over if name not in size_names]:
         raise UserError(
-            f'--tuned: the law is over {unknown[0]}; a plan has {", ".join(known)}: fit it over '
+            f'--tuned: the law is over {unknown[0]}; a plan has {", ".join(size_names)}: fit it '
+            'over '
             'these by scaling tuned --over'
         )
     table = [['parameters', 'examples', *(h for name in law.tuned for h in (name, 'best'))]]
@@ -122,10 +123,10 @@ def tuned_lines(law: TunedLaw, runs: Sequence[tuple[PlannedRun, float]]) -> list
             'examples_seen': examples,
             'flops': examples * run.train,
         }
-        at = [sizes[name] for name in law.over]
-        far = max(far, law.beyond(at))
+        target = [sizes[name] for name in law.over]
+        far = max(far, law.beyond(target))
         row = [f'{run.parameters:,}', f'{examples:,.0f}']
-        for name, best in zip(law.tuned, law.best(at), strict=True):
+        for name, best in zip(law.tuned, law.best(target), strict=True):
             row += [_planned(run, name), format_value(*best)]
         table.append(row)
     lines = align(list(map(list, dict.fromkeys(map(tuple, table)))), left=0).splitlines()

@@ -145,11 +145,11 @@ def draw_parameters(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
     from vit_jax.inference.predict import parameter_pictures
     from vit_jax.viz import attention_pictures
 
-    chosen = parameter_pictures(run, args.parameters)
+    pictures = parameter_pictures(run, args.parameters)
     title = f'{run.settings.model.name}, {run.path.name}'
-    figure = attention_pictures.draw_parameters(chosen, index=args.head, title=title)
-    more = f' and {len(chosen) - 1} more' if len(chosen) > 1 else ''
-    return figure, f'{chosen[0].name}{more}'
+    figure = attention_pictures.draw_parameters(pictures, index=args.head, title=title)
+    more = f' and {len(pictures) - 1} more' if len(pictures) > 1 else ''
+    return figure, f'{pictures[0].name}{more}'
 
 
 def draw_text(run: Any, args: argparse.Namespace) -> tuple[Any, str]:

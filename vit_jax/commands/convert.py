@@ -51,15 +51,18 @@ def check_target(dst: str, flag: str) -> None:
     """
     from vit_jax.storage.model_ref import ModelRef
 
-    place = ModelRef.parse(dst).place
-    ending = pathlib.Path(place).suffix
-    if ending[1:].isalpha() and ending not in SUFFIXES and not pathlib.Path(place).is_dir():
+    target_path = ModelRef.parse(dst).place
+    ending = pathlib.Path(target_path).suffix
+    if ending[1:].isalpha() and ending not in SUFFIXES and not pathlib.Path(target_path).is_dir():
         raise UserError(
-            f'{place}: weights cannot be written as {ending}; name an .npz or .safetensors file, '
+            f'{target_path}: weights cannot be written as {ending}; name an .npz or .safetensors '
+            'file, '
             'or a folder'
         )
-    check_output(pathlib.Path(place) / 'model' if ending not in SUFFIXES else place, flag)
-    if existing := [path for path in output_files(pathlib.Path(place)) if path.exists()]:
+    check_output(
+        pathlib.Path(target_path) / 'model' if ending not in SUFFIXES else target_path, flag
+    )
+    if existing := [path for path in output_files(pathlib.Path(target_path)) if path.exists()]:
         raise UserError(f'{existing[0]} already exists: choose another name or remove it')
 
 

@@ -178,5 +178,8 @@ def describe(result: dict[str, Any], pace: Throughput, broken: int) -> str:
     lines += [f'  {one_line(name)}' for name in result['broken'][:LISTED]]
     for name, pairs in result.get('copies', {}).items():
         lines.append(f'config.evals.{name}: {len(pairs):,} images are also training images')
-        lines += [f'  {one_line(theirs)} is {one_line(ours)}' for ours, theirs in pairs[:LISTED]]
+        lines += [
+            f'  {one_line(eval_file)} is {one_line(train_file)}'
+            for train_file, eval_file in pairs[:LISTED]
+        ]
     return '\n'.join(lines)

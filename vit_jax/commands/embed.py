@@ -42,19 +42,19 @@ def main(argv: Sequence[str]) -> int:
     kinds, layers = parse_features(args, trained)
     requested = embed.Wanted(kinds, layers, not args.unnormalized)
     left_out: dict[int, UserError] = {}
-    written = None
+    written_count = None
     if args.out is not None:
         with writing(args.out, '--out'):
             embedder = embed.Embedder(trained, inputs, requested, args.batch_size)
             with console.progress(f'{inputs.column}s', len(inputs)) as advance:
-                written = feature_files.write(embedder, args.out, advance)
-        left_out |= written.left_out
+                written_count = feature_files.write(embedder, args.out, advance)
+        left_out |= written_count.left_out
         print(args.out)
     if args.pca is not None:
         left_out |= draw_components(trained, inputs, requested, args)
         print(args.pca)
     if args.neighbors is not None:
-        left_out |= draw_neighbors(trained, inputs, requested, written, args)
+        left_out |= draw_neighbors(trained, inputs, requested, written_count, args)
         print(args.neighbors)
     for error in left_out.values():
         print(f'left out: {error}', file=sys.stderr)
@@ -278,5 +278,5 @@ def draw_neighbors(
 
 def _require_rows(rows: Any, least: int, flag: str) -> None:
     if len(rows.numbers) < least:
-        first = next(iter(rows.left_out.values()), 'only one is given')
-        raise UserError(f'{flag} needs at least {least} readable images: {first}')
+        problem = next(iter(rows.left_out.values()), 'only one is given')
+        raise UserError(f'{flag} needs at least {least} readable images: {problem}')

@@ -74,7 +74,7 @@ def table(accounts: Mapping[str, Account]) -> list[list[str]]:
     """Tabulate the time and share of each part, then the total and the number of starts."""
     from vit_jax.storage import times
 
-    parts = dict.fromkeys(
+    part_names = dict.fromkeys(
         name for name in times.MEANING for a in accounts.values() if name in a.seconds
     )
     rows = [
@@ -83,7 +83,7 @@ def table(accounts: Mapping[str, Account]) -> list[list[str]]:
             *(cell(a.seconds.get(name, 0.0), a.wall) for a in accounts.values()),
             times.MEANING[name],
         ]
-        for name in parts
+        for name in part_names
     ]
     totals = [cell(a.wall, a.wall) for a in accounts.values()]
     starts = [str(a.starts) for a in accounts.values()]

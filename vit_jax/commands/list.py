@@ -141,23 +141,27 @@ def print_experiments(folder: pathlib.Path | None, patterns: Sequence[str], as_j
     require_some(entries, EXPERIMENTS, patterns)
     headings = zip(_catalog.FILE_FUNCTIONS, ('train --config', 'sweep create'), strict=True)
     for function, command in headings:
-        if listed := [entry for entry in entries if function in entry.functions]:
-            print('\n'.join([f'for {command}:', *name_lines(listed)]))
+        if runnable := [entry for entry in entries if function in entry.functions]:
+            print('\n'.join([f'for {command}:', *name_lines(runnable)]))
     return 0
 
 
 def print_commands(patterns: Sequence[str], as_json: bool) -> int:
     """Print the flags of the commands whose names contain a pattern, as Markdown."""
-    listed = [command for command in _catalog.list_commands() if matches(command.name, patterns)]
+    matching_commands = [
+        command for command in _catalog.list_commands() if matches(command.name, patterns)
+    ]
     if as_json:
-        print(to_json(listed))
+        print(to_json(matching_commands))
         return 0
-    require_some(listed, COMMANDS, patterns)
+    require_some(matching_commands, COMMANDS, patterns)
     if not patterns:
         print('# Flags\n\n`make docs` generates this page; `vit-jax list commands` prints it.\n')
-        anchors = [f'- [{name}](#{name.replace(" ", "-")})' for name in (c.name for c in listed)]
+        anchors = [
+            f'- [{name}](#{name.replace(" ", "-")})' for name in (c.name for c in matching_commands)
+        ]
         print('\n'.join(anchors), end='\n\n')
-    print('\n'.join(map(command_section, listed)), end='')
+    print('\n'.join(map(command_section, matching_commands)), end='')
     return 0
 
 
@@ -176,8 +180,8 @@ def print_keys(patterns: Sequence[str], as_json: bool) -> int:
     sections = {}
     for heading, keys in _config_keys.package_keys().items():
         matching = [key for key in keys if matches(f'{key.name} {key.text}'.lower(), patterns)]
-        if chosen := keys if matches(heading, patterns) else matching:
-            sections[heading] = chosen
+        if section_keys := keys if matches(heading, patterns) else matching:
+            sections[heading] = section_keys
     if as_json:
         print(json.dumps({k: [dataclasses.asdict(key) for key in v] for k, v in sections.items()}))
         return 0
@@ -219,10 +223,13 @@ def print_cache(patterns: Sequence[str], clear: bool, as_json: bool) -> int:
         print(to_json(chain.from_iterable(entries.values())))
         return 0
     rows = [['kind', 'entries', 'GB', 'limit', 'last use', 'content']]
-    for kind, listed in entries.items():
-        last = _days_ago(listed[-1].used) if listed else '-'
-        size, limit = sum(entry.bytes for entry in listed) / 1e9, caches.limit_bytes(kind) / 1e9
-        numbers = [f'{len(listed):,}', f'{size:.3f}', f'{limit:g}', last]
+    for kind, kind_entries in entries.items():
+        last = _days_ago(kind_entries[-1].used) if kind_entries else '-'
+        size, limit = (
+            sum(entry.bytes for entry in kind_entries) / 1e9,
+            caches.limit_bytes(kind) / 1e9,
+        )
+        numbers = [f'{len(kind_entries):,}', f'{size:.3f}', f'{limit:g}', last]
         rows.append([kind, *numbers, caches.KINDS[kind].meaning])
     print(align(rows, left=1, last_left=True))
     for entry in chain.from_iterable(entries.values()) if patterns and not clear else ():

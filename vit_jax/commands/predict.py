@@ -71,9 +71,9 @@ def main(argv: Sequence[str]) -> int:
     numbers = coco_image_ids(args, viz)
     run, context = adapt_run(open_model(parser, args), viz, args)
     compile_cache.enable()
-    results, drawn, failed = predict_files(run, viz, context, args)
-    if drawn:
-        save_figure(viz.draw(*zip(*drawn, strict=True), context), args.out, '--out')
+    results, pictures, failed = predict_files(run, viz, context, args)
+    if pictures:
+        save_figure(viz.draw(*zip(*pictures, strict=True), context), args.out, '--out')
     if (args.json or args.coco is not None) and viz.coco:
         warn_of_unknown_ids(run)
     if args.coco is not None:
@@ -186,12 +186,12 @@ def parse_model(parser: Parser, argv: Sequence[str]) -> argparse.Namespace | Non
     flags = Parser('predict', None)
     add_flags(flags, argv, images='*')
     args, unknown = flags.parse_known_intermixed_args(arguments)
-    first = unknown[0].partition('=')[0] if unknown else ''
-    if not by_flag and first.startswith('--'):
-        if difflib.get_close_matches(first, MODEL_FLAGS, cutoff=0.7):
-            parser.error(nearest('flag', first, MODEL_FLAGS))
+    unknown_flag = unknown[0].partition('=')[0] if unknown else ''
+    if not by_flag and unknown_flag.startswith('--'):
+        if difflib.get_close_matches(unknown_flag, MODEL_FLAGS, cutoff=0.7):
+            parser.error(nearest('flag', unknown_flag, MODEL_FLAGS))
         if arguments.index(unknown[0]) < arguments.index(args.model):
-            parser.error(f'name the model before {first}: predict MODEL FILE...')
+            parser.error(f'name the model before {unknown_flag}: predict MODEL FILE...')
     check_model_flags(parser, args)
     return args
 
@@ -241,8 +241,8 @@ def coco_image_ids(args: argparse.Namespace, viz: Any) -> list[int]:
         raise UserError('--coco applies to tasks that detect objects, such as detect')
     check_output(args.coco, '--coco', list_inputs(args))
     if args.annotations is not None:
-        listed = _read_image_ids(args.annotations)
-        return [_find_id(listed, file, args.annotations) for file in args.image]
+        image_ids = _read_image_ids(args.annotations)
+        return [_find_id(image_ids, file, args.annotations) for file in args.image]
     return [_id_from_name(file) for file in args.image]
 
 
@@ -300,7 +300,7 @@ def predict_files(
     names = dict(zip(args.image, image_names(args.image), strict=True))
     boxes = dict(zip(args.image, box_files(args.image, args.format), strict=True))
     console, prints = Console(), not args.json and args.table is None
-    results, drawn, failed = [], [], {}
+    results, pictures, failed = [], [], {}
     for file in args.image:
         try:
             photo = reader.read(file, size)
@@ -315,8 +315,8 @@ def predict_files(
         results.append({'image': str(photo.path), 'read_as': photo.note, 'predictions': rows})
         if prints:
             console.print(title(results[-1]), soft_wrap=True)
-            shown = table(rows, viz.columns, viz.bar) if rows else viz.note(prediction, context)
-            console.print(shown)
+            text = table(rows, viz.columns, viz.bar) if rows else viz.note(prediction, context)
+            console.print(text)
             console.print()
         if args.format in FOLDERS:
             write_boxes(args.out, boxes[file], photo, rows, context.class_ids)
@@ -324,10 +324,10 @@ def predict_files(
             picture = viz.image(prediction, photo, context)
             save_images([picture], [names[file]], args.out, '--out')
         elif args.out is not None:
-            drawn.append((prediction, photo))
+            pictures.append((prediction, photo))
     if not results:
         raise UserError(f'none of the {len(args.image)} images can be read')
-    return results, drawn, failed
+    return results, pictures, failed
 
 
 def warn_of_unknown_ids(run: Any) -> None:

@@ -170,10 +170,10 @@ def _preflight_config(args: argparse.Namespace, config: ConfigDict, slice_: Topo
             measured = preflight.preflight(config, slice_, cycles=args.cycles, **options)
     reports, run = measured
     fits = all(report.fits for report in reports)
-    tried = {} if fits else _try_remedies(config, slice_, options)
+    remedies = {} if fits else _try_remedies(config, slice_, options)
     needs = pipeline.needs(run, slice_, args.mfu) if fits and per_core else []
     if args.json:
-        record = _record(reports, run, tried, args.price)
+        record = _record(reports, run, remedies, args.price)
         if needs:
             record['data_rate'] = pipeline.needs_record(needs, per_core, slice_)
         if advice:
@@ -189,9 +189,9 @@ def _preflight_config(args: argparse.Namespace, config: ConfigDict, slice_: Topo
             print_run(run, args.price)
         if needs:
             print_data_rate(needs, per_core, slice_)
-        if tried:
+        if remedies:
             print_remedies(
-                tried, preflight.keeps_all_activations(config) and options['step'] == 'train'
+                remedies, preflight.keeps_all_activations(config) and options['step'] == 'train'
             )
     if args.out and fits:
         _save_picture(reports[0], args.out)
@@ -241,14 +241,14 @@ def _try_remedies(config: ConfigDict, slice_: Topology, options: dict[str, Any])
     return reports
 
 
-def _record(reports: Sequence[Any], run: Any, tried: dict[str, Any], price: float | None) -> Any:
+def _record(reports: Sequence[Any], run: Any, remedies: dict[str, Any], price: float | None) -> Any:
     total = dataclasses.asdict(run) | {'hours': run.hours, 'chip_hours': run.chip_hours}
     if price is not None:
         total['cost'] = price * run.chip_hours
     return {
         'steps': [_report_record(report) for report in reports],
         'run': total,
-        'remedies': {name: _report_record(report) for name, report in tried.items()},
+        'remedies': {name: _report_record(report) for name, report in remedies.items()},
     }
 
 
@@ -417,8 +417,8 @@ def costliest(costs: Sequence[Any]) -> list[Any]:
     """Select the most expensive parts, followed by asynchronous copies."""
     from vit_jax.profiling.preflight import ASYNC_COPIES
 
-    parts = [cost for cost in costs if cost.seconds and cost.path != ASYNC_COPIES]
-    return parts[:COSTLIEST] + [cost for cost in costs if cost.path == ASYNC_COPIES]
+    costs_with_time = [cost for cost in costs if cost.seconds and cost.path != ASYNC_COPIES]
+    return costs_with_time[:COSTLIEST] + [cost for cost in costs if cost.path == ASYNC_COPIES]
 
 
 def print_run(run: Any, price: float | None) -> None:
@@ -451,35 +451,35 @@ def print_data_rate(needs: Sequence[Any], per_core: float, slice_: Any) -> None:
     )
 
 
-def print_remedies(tried: Mapping[str, Any], stacks_all: bool = False) -> None:
+def print_remedies(remedies: Mapping[str, Any], stacks_all: bool = False) -> None:
     """Print the compiled remedies; `stacks_all` if scanned blocks keep all activations."""
     if stacks_all:
         _console().print(
             'model.scan=True without model.remat keeps all activations of the blocks until the '
             'backward pass; the step with each of these changes:\n'
         )
-    table = _table('with', _memory_heading(tried.values()), 'fits', 'at least ms', 'MFU')
-    for override, report in tried.items():
+    table = _table('with', _memory_heading(remedies.values()), 'fits', 'at least ms', 'MFU')
+    for override, report in remedies.items():
         times = ['-', '-']
         if report.fits:
             times = [number(1e3 * report.bound), f'{report.mfu(report.bound):.1%}']
         fits = 'yes' if report.fits else 'no'
         table.add_row(f'--config.{override}', number(report.needed / GIB), fits, *times)
     _console().print(table)
-    if not any(report.fits for report in tried.values()):
+    if not any(report.fits for report in remedies.values()):
         _console().print(
             '\nnone of these is enough: combine several, use more chips, '
             'or try --batch-size fit or --accum fit'
         )
 
 
-def print_accumulation(tried: Mapping[int, tuple[Sequence[Any], Any]], advice: str) -> None:
+def print_accumulation(remedies: Mapping[int, tuple[Sequence[Any], Any]], advice: str) -> None:
     """Print a row for each number of microbatches, and the advice."""
     from vit_jax.profiling.preflight import TEMPORARIES
 
-    memory = _memory_heading(reports[0] for reports, _ in tried.values())
+    memory = _memory_heading(reports[0] for reports, _ in remedies.values())
     table = _table('microbatches', 'examples', memory, 'temporaries', 'at least ms', 'MFU')
-    for microbatches, (reports, run) in tried.items():
+    for microbatches, (reports, run) in remedies.items():
         first = reports[0]
         examples = f'{first.rows // first.chips // microbatches:,}'
         cells = [examples, number(first.needed / GIB), 'does not fit', '', '']

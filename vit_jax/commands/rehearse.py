@@ -36,8 +36,8 @@ def print_rehearsal(argv: Sequence[str]) -> list[Any]:
     if args.price is not None and args.topology is None:
         raise UserError('--price applies to the chip-hours of --topology: give both')
     rows = []
-    for name, chosen in choose_configs(config, args.sweep):
-        for row in rehearse_config(chosen, args):
+    for name, choice in choose_configs(config, args.sweep):
+        for row in rehearse_config(choice, args):
             rows.append(row._replace(name=f'{name} {row.name}'.strip()))
             if not args.json:
                 print_row(rows[-1])
@@ -97,8 +97,8 @@ def choose_configs(
     assert sweep is not None
     points = space.load_sweep(sweep, 'rehearse')
     configs = {_point_text(point): space.config_of(points, point) for point in points.queue()}
-    chosen = list(configs.items())
-    yield from chosen[:1] + chosen[1:][-1:]
+    choices = list(configs.items())
+    yield from choices[:1] + choices[1:][-1:]
 
 
 def _point_text(point: Any) -> str:

@@ -127,10 +127,10 @@ def add_fit_flags(
     """Add the flags of a fit; x and y are required if they have no default."""
     add = parser.add_argument
     default = ' (default: %(default)s)'
-    shown = '' if x is None else default
-    scale = f'column of examples, FLOPs or another scale; N,D for the form joint{shown}'
+    shown_default = '' if x is None else default
+    scale = f'column of examples, FLOPs or another scale; N,D for the form joint{shown_default}'
     add('--x', metavar='COL', required=x is None, default=x, help=scale)
-    error = f'column of an error or a loss; 1-COL for one minus an accuracy{shown}'
+    error = f'column of an error or a loss; 1-COL for one minus an accuracy{shown_default}'
     add('--y', metavar='COL', required=y is None, default=y, help=error)
     add('--by', metavar='COL,COL', default='', help='columns that distinguish the curves')
     add('--seed-column', metavar='COL', help='column of seeds; rows with equal x become one point')
@@ -215,8 +215,10 @@ def print_notes(curves: Sequence[Curve], options: FitOptions) -> None:
     for curve in curves:
         if options.target is not None:
             prediction, reason = predict_at(curve, options.target)
-            shown = _format_prediction(prediction) if prediction else f'no prediction: {reason}'
-            target = f'{options.y} at {options.x[0]} = {options.target:g}: {shown}'
+            prediction_line = (
+                _format_prediction(prediction) if prediction else f'no prediction: {reason}'
+            )
+            target = f'{options.y} at {options.x[0]} = {options.target:g}: {prediction_line}'
             lines.append((curve.label, target))
         if curve.seeds.several:
             lines.append((curve.label, curve.seeds.text))
@@ -370,26 +372,37 @@ def coverage(argv: Sequence[str]) -> int:
     from vit_jax.scaling.coverage import FORMS, Simulation, measure
 
     default = Simulation()
-    shown = ' (default: %(default)s)'
+    default_note = ' (default: %(default)s)'
     add = parser.add_argument
-    add('--form', default=default.form, help=f'form of the laws: {", ".join(FORMS)}{shown}')
-    add('--points', type=int, default=default.points, metavar='N', help=f'points per curve{shown}')
-    add('--noise', type=float, default=default.noise, help=f'standard deviation of log y{shown}')
+    add('--form', default=default.form, help=f'form of the laws: {", ".join(FORMS)}{default_note}')
+    add(
+        '--points',
+        type=int,
+        default=default.points,
+        metavar='N',
+        help=f'points per curve{default_note}',
+    )
+    add(
+        '--noise',
+        type=float,
+        default=default.noise,
+        help=f'standard deviation of log y{default_note}',
+    )
     add(
         '--curves',
         type=int,
         default=default.curves,
         metavar='N',
-        help=f'number of random laws{shown}',
+        help=f'number of random laws{default_note}',
     )
     add(
         '--bootstrap',
         type=int,
         default=default.bootstrap,
         metavar='N',
-        help=f'bootstrap replicates{shown}',
+        help=f'bootstrap replicates{default_note}',
     )
-    add('--seed', type=int, default=0, help=f'random seed of the laws{shown}')
+    add('--seed', type=int, default=0, help=f'random seed of the laws{default_note}')
     add_json_flag(parser)
     args = parser.parse_args(argv)
     setting = Simulation(args.form, args.points, args.noise, args.curves, args.bootstrap)

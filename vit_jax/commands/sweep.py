@@ -115,16 +115,18 @@ def work(args: argparse.Namespace) -> int:
         opened.require_allowed()
         study.require_shared_folder(opened)
         try:
-            done = worker.work(opened, args.trials, step_timeout(args))
+            summary = worker.work(opened, args.trials, step_timeout(args))
         except train.Preempted as e:
             print(e)
             return EXIT_PREEMPTED
-        if done.failures:
+        if summary.failures:
             processes.barrier('the last trial is finished', processes.BARRIER_SECONDS)
-            first = f'{len(done.failures)} of {done.finished} trials failed; the first: '
-            raise UserError(first + done.failures[0])
+            failure_note = (
+                f'{len(summary.failures)} of {summary.finished} trials failed; the first: '
+            )
+            raise UserError(failure_note + summary.failures[0])
         if jax.process_index() == 0:
-            print(f'trials finished by this worker: {done.finished}')
+            print(f'trials finished by this worker: {summary.finished}')
     return 0
 
 
@@ -164,15 +166,15 @@ def best(args: argparse.Namespace) -> int:
 
     study = open_study(args)
     settings = picture.settings(study)
-    first, trial = settings[0], settings[0].trials[0]
-    if first.half is None:
+    setting, trial = settings[0], settings[0].trials[0]
+    if setting.half is None:
         print(f'{trial_title(trial)}: {study.sweep.metric} {picture.value(trial)}')
     else:
-        print(f'{study.sweep.metric} {picture.over_seeds(first)}')
+        print(f'{study.sweep.metric} {picture.over_seeds(setting)}')
         print(f'{trial_title(trial)}, its best: {picture.value(trial)}')
     for name, value in trial.params.items():
         print(f'  {name} = {value}')
-    if first.half is None and len(settings) > 1:
+    if setting.half is None and len(settings) > 1:
         print('one seed for each setting: a repetition may be worse')
     elif len(settings) > 1:
         print(f'next: {picture.over_seeds(settings[1])}')
@@ -195,8 +197,8 @@ def plot(args: argparse.Namespace) -> int:
         if args.x is None:
             print(picture.plot(study, output))
         else:
-            shown = picture.Dimensions(args.x, args.by, args.panel)
-            print(picture.plot_curves(study, shown, output))
+            dimensions = picture.Dimensions(args.x, args.by, args.panel)
+            print(picture.plot_curves(study, dimensions, output))
     return 0
 
 

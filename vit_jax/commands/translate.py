@@ -166,10 +166,10 @@ def warn_of_truncated(sentences: Sequence[Sentence]) -> None:
     """Warn of lines that are too long, and show their untranslated ends."""
     for number, sentence in enumerate(sentences, 1):
         if cut := sentence.cut:
-            shown = cut if len(cut) <= 60 else f'{cut[:60]}...'
+            excerpt = cut if len(cut) <= 60 else f'{cut[:60]}...'
             print(
                 f'warning: line {number} is truncated to {len(sentence.ids) - 1} tokens, the '
-                f'longest length in training; left out: {shown!r}',
+                f'longest length in training; left out: {excerpt!r}',
                 file=sys.stderr,
             )
 
@@ -196,13 +196,15 @@ def format_line(
     args: argparse.Namespace, number: int, line: str, results: list[Translation]
 ) -> str:
     """Format a line of output: [number] [score] text, separated by tabs; or a JSON object."""
-    chosen = results[: args.n_best or 1]
+    best_results = results[: args.n_best or 1]
     if args.json:
-        translations = [{'text': t.text, 'score': t.score, 'tokens': t.tokens} for t in chosen]
+        translations = [
+            {'text': t.text, 'score': t.score, 'tokens': t.tokens} for t in best_results
+        ]
         record = {'line': number + 1, 'source': line, 'translations': translations}
         return json.dumps(record, ensure_ascii=False)
     rows = []
-    for translation in chosen:
+    for translation in best_results:
         before = [str(number + 1)] if args.n_best is not None else []
         score = [f'{translation.score:.4f}'] if args.scores else []
         rows.append('\t'.join([*before, *score, translation.text]))

@@ -71,9 +71,11 @@ def function_changes(before: ConfigDict, after: ConfigDict) -> Iterator[Change]:
             yield f'{section}.name', was, name
             continue
         cls = find(name)
-        there, here = (_flat(cls, section, group) for group in (old, new))
-        for key in [key for key in {**here, **there} if not _is_inert(cls, section, key)]:
-            old_value, new_value = there.get(key), here.get(key)
+        old_values, new_values = (_flat(cls, section, group) for group in (old, new))
+        for key in [
+            key for key in {**new_values, **old_values} if not _is_inert(cls, section, key)
+        ]:
+            old_value, new_value = old_values.get(key), new_values.get(key)
             is_open = section == 'model' and key in LEFT_OPEN and None in (old_value, new_value)
             if old_value != new_value and not is_open:
                 yield f'{section}.{key}', old_value, new_value
@@ -81,12 +83,12 @@ def function_changes(before: ConfigDict, after: ConfigDict) -> Iterator[Change]:
 
 def _flat(cls: Any, section: str, group: Group) -> dict[str, Any]:
     """Collect the keys of a task, or of a model, such as 'block.gelu', with their defaults."""
-    given = {key: to_plain(value) for key, value in group.items()}
+    values = {key: to_plain(value) for key, value in group.items()}
     if section == 'model':
         from vit_jax.nn import options  # here, since it imports JAX
 
-        return options.flatten_fields(cls, given)
-    return {key: p.default for key, p in schema.class_keys(cls).items()} | given
+        return options.flatten_fields(cls, values)
+    return {key: p.default for key, p in schema.class_keys(cls).items()} | values
 
 
 def _is_inert(cls: Any, section: str, key: str) -> bool:

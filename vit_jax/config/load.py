@@ -249,12 +249,12 @@ def from_dict(stored: dict[str, Any]) -> ConfigDict:
     return config
 
 
-def require_run(stored: Any, where: str) -> None:
+def require_run(stored: Any, file: str) -> None:
     """Raise UserError unless `stored` has the groups and names of a run's config.
 
     Args:
       stored: Parsed JSON; its modules are not imported.
-      where: Its file, for the message.
+      file: Its file, for the message.
     """
     stored = stored if isinstance(stored, dict) else {}
     evals = stored.get('evals')
@@ -262,10 +262,10 @@ def require_run(stored: Any, where: str) -> None:
     groups |= {f'evals.{k}': v for k, v in (evals if isinstance(evals, dict) else {}).items()}
     for name, group in groups.items():
         if not isinstance(group, dict):
-            raise UserError(f'{where} is not a run config: config.{name} is not a group of keys')
+            raise UserError(f'{file} is not a run config: config.{name} is not a group of keys')
     for name in ('model', 'task'):
         if not isinstance(groups[name].get('name'), str):
-            raise UserError(f'{where} is not a run config: config.{name} has no name')
+            raise UserError(f'{file} is not a run config: config.{name} has no name')
 
 
 def _tuples(value: Any) -> Any:
@@ -301,9 +301,9 @@ def apply_override(config: ConfigDict, override: str) -> None:
         raise UserError(f'--config.{dotted}: give a value, as in --config.{dotted}=VALUE')
     *parents, leaf = dotted.split('.')
     if parents == ['model'] and isinstance(name := config.model.get('name'), str):
-        places = objects.place_field(name, leaf, text)
-        if places != [(leaf, text)]:
-            for path, value in places:
+        placements = objects.place_field(name, leaf, text)
+        if placements != [(leaf, text)]:
+            for path, value in placements:
                 apply_override(config, f'model.{path}={value}')
             return
     node, path = config, ''
@@ -340,8 +340,8 @@ def _enter(config: ConfigDict, node: ConfigDict, path: str, key: str, override: 
         is_group = schema.accepted_types(declaration) in ((), (dict,))
         _set(config, node, key, ConfigDict() if is_group else declaration.default)
     if not isinstance(node[key], ConfigDict):
-        where = '.'.join(filter(None, ('config', path, key)))
-        raise UserError(f'--config.{override}: {where} is a value and has no keys')
+        group_name = '.'.join(filter(None, ('config', path, key)))
+        raise UserError(f'--config.{override}: {group_name} is a value and has no keys')
     return node[key]
 
 
@@ -358,11 +358,13 @@ def _declaration(
     return valid[key]
 
 
-def _unknown(where: str, key: str, valid: Iterable[str], override: str) -> UserError:
+def _unknown(parent: str, key: str, valid: Iterable[str], override: str) -> UserError:
     dotted, _, value = override.partition('=')
     if (hint := find_hint(key, value)) and hint.partition('=')[0] != f'--config.{dotted}':
-        return UserError(f'--config.{dotted}: unknown key of {where} {key!r}; did you mean {hint}?')
-    return UserError(f'--config.{dotted}: ' + nearest(f'key of {where}', key, valid))
+        return UserError(
+            f'--config.{dotted}: unknown key of {parent} {key!r}; did you mean {hint}?'
+        )
+    return UserError(f'--config.{dotted}: ' + nearest(f'key of {parent}', key, valid))
 
 
 def _set(config: ConfigDict, node: ConfigDict, key: str, value: Any) -> None:

@@ -80,22 +80,22 @@ def place_field(name: str, field: str, value: Any) -> list[tuple[str, Any]]:
     return options.place(model_class(name), field, value)
 
 
-def make_evaluator(entry: Evaluation, where: str) -> evaluators.Evaluator | None:
+def make_evaluator(entry: Evaluation, key: str) -> evaluators.Evaluator | None:
     """Return the evaluator of an entry of `config.evals`; None if the task evaluates it.
 
     Raises:
       UserError: for an unknown evaluator, an invalid value, or a missing `fit` split of an
-        evaluator that learns; begins with `where`.
+        evaluator that learns; begins with `key`.
     """
     if not entry.evaluator:
         return None
     cls = evaluator_class(entry.evaluator)
     if cls.learns and not entry.fit:
-        raise UserError(f"{where}: name the split to learn from, as fit='train'")
+        raise UserError(f"{key}: name the split to learn from, as fit='train'")
     try:
         return cls(**entry.options)
     except (TypeError, UserError) as e:
-        raise UserError(f'{where}: {e}') from e
+        raise UserError(f'{key}: {e}') from e
 
 
 def headline(entry: Evaluation, task: Task) -> tuple[str, ...]:

@@ -14,26 +14,26 @@ from vit_jax.storage.model_ref import ModelRef
 PACKAGE = __name__.partition('.')[0]
 
 
-def require_allowed(config: Mapping[str, Any], allowed: Sequence[str], where: str) -> None:
+def require_allowed(config: Mapping[str, Any], allowed: Sequence[str], file: str) -> None:
     """Refuse a stored config that names code outside of this package; nothing is imported.
 
     Args:
       config: The config, or a part of it.
       allowed: Outside modules and packages whose code it may name.
-      where: The config's file, for the message.
+      file: The config's file, for the message.
 
     Raises:
       UserError: for a name that is not allowed, or transforms that cannot be read.
     """
     for key, name in dotted_names(config):
-        require_name(name, allowed, f'config.{key} in {where}')
+        require_name(name, allowed, f'config.{key} in {file}')
 
 
-def require_name(name: str, allowed: Sequence[str], what: str) -> None:
-    """Raise UserError if `name`, found in `what`, is outside of this package and not allowed."""
+def require_name(name: str, allowed: Sequence[str], source: str) -> None:
+    """Raise UserError if `name`, found in `source`, is outside of this package and not allowed."""
     if not any(_within(name, package) for package in (PACKAGE, *allowed)):
         raise UserError(
-            f'{what} names {name!r}, code from outside of {PACKAGE}: '
+            f'{source} names {name!r}, code from outside of {PACKAGE}: '
             f'if you trust it, add --allow {name.partition(".")[0]}'
         )
 

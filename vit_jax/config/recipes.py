@@ -106,23 +106,23 @@ def run_file(spec: str, function: str, flag: str) -> Any:
         arguments.
     """
     name, text = translate(spec, function)
-    module, where = load_module(name, flag), f'{flag} {spec}'
+    module, reference = load_module(name, flag), f'{flag} {spec}'
     if not hasattr(module, function):
         raise UserError(f'{flag}: {name!r} has no function {function}')
     make = getattr(module, function)
     if _takes_text(make):
         text = spec.partition(':')[2]
         return make(text or None)
-    words = [word for word in text.split(',') if word]
-    shrink = getattr(module, _SHRINK[function], None) if SMOKE in words else None
+    argument_words = [word for word in text.split(',') if word]
+    shrink = getattr(module, _SHRINK[function], None) if SMOKE in argument_words else None
     try:
-        given = [word for word in words if word != SMOKE or shrink is None]
-        result = make(**parse_arguments(given, make, hasattr(module, _SHRINK[function])))
+        remaining_words = [word for word in argument_words if word != SMOKE or shrink is None]
+        result = make(**parse_arguments(remaining_words, make, hasattr(module, _SHRINK[function])))
         if shrink and function == 'get_sweep':
             result = dataclasses.replace(result, config=_add_word(result.config, SMOKE))
         return shrink(result) or result if shrink else result
     except UserError as error:
-        raise UserError(f'{where}: {error}') from error
+        raise UserError(f'{reference}: {error}') from error
 
 
 def _add_word(spec: str, word: str) -> str:
@@ -181,48 +181,54 @@ def parse_arguments(
     Raises:
       UserError: for an unknown argument, or a value of the wrong type.
     """
-    known = parameters(function)
-    others = (SMOKE,) if has_smoke else ()
+    declared = parameters(function)
+    other_words = (SMOKE,) if has_smoke else ()
     keywords: dict[str, Any] = {}
     for word in words:
         name, equals, value = word.partition('=')
-        if not equals and isinstance(getattr(known.get(word), 'default', None), bool):
+        if not equals and isinstance(getattr(declared.get(word), 'default', None), bool):
             value = 'true'
         elif not equals:
-            name, value = _first(known, keywords, word, others), word
-        if name not in known:
-            raise UserError(nearest('argument', name, (*known, *others)))
-        several = isinstance(known[name].default, tuple)
+            name, value = _first(declared, keywords, word, other_words), word
+        if name not in declared:
+            raise UserError(nearest('argument', name, (*declared, *other_words)))
+        several = isinstance(declared[name].default, tuple)
         if name in keywords and not several:
             raise UserError(f'two values for {name}')
-        parsed = _parse(name, value, known, others if not equals else ())
+        parsed = _parse(name, value, declared, other_words if not equals else ())
         keywords[name] = (*keywords.get(name, ()), parsed) if several else parsed
     return keywords
 
 
-def _first(known: Parameters, given: dict[str, Any], word: str, others: tuple[str, ...]) -> str:
+def _first(
+    declared: Parameters, keywords: dict[str, Any], word: str, other_words: tuple[str, ...]
+) -> str:
     """Return the name of the first parameter, for a word without one."""
-    if not known and not others:
+    if not declared and not other_words:
         raise UserError(f'takes no argument; leave out {word}')
-    if not known:
-        raise UserError(nearest('argument', word, others))
-    first = next(iter(known))
-    if first in given and not isinstance(known[first].default, tuple):
-        raise UserError(f'{nearest("argument", word, known)}: write {describe_parameters(known)}')
-    return first
+    if not declared:
+        raise UserError(nearest('argument', word, other_words))
+    name = next(iter(declared))
+    if name in keywords and not isinstance(declared[name].default, tuple):
+        raise UserError(
+            f'{nearest("argument", word, declared)}: write {describe_parameters(declared)}'
+        )
+    return name
 
 
-def _parse(name: str, text: str, known: Parameters, others: tuple[str, ...]) -> Any:
-    parameter = known[name]
+def _parse(name: str, text: str, declared: Parameters, other_words: tuple[str, ...]) -> Any:
+    parameter = declared[name]
     kind = type(parameter.default)
     kind = str if kind in (type(None), tuple) else kind
     try:
         value = _BOOLS[text.lower()] if kind is bool else kind(text)
     except (KeyError, ValueError) as error:
-        listed = describe_parameters(known)
-        raise UserError(f'{name}={text}: not {_NOUNS[kind]}; the arguments are {listed}') from error
+        described = describe_parameters(declared)
+        raise UserError(
+            f'{name}={text}: not {_NOUNS[kind]}; the arguments are {described}'
+        ) from error
     if (choices := choices_of(parameter)) and value not in choices:
-        raise UserError(nearest(name, text, [*map(str, choices), *others]))
+        raise UserError(nearest(name, text, [*map(str, choices), *other_words]))
     return value
 
 
@@ -237,57 +243,59 @@ def choices_of(parameter: inspect.Parameter) -> tuple[Any, ...]:
     return typing.get_args(annotation) if typing.get_origin(annotation) is typing.Literal else ()
 
 
-def describe_parameters(known: Parameters) -> str:
+def describe_parameters(declared: Parameters) -> str:
     """`variant=S/16, epochs=90`: parameters with their defaults, or their choices."""
     return ', '.join(
-        f'{name}={"|".join(map(str, choices_of(p))) or p.default}' for name, p in known.items()
+        f'{name}={"|".join(map(str, choices_of(p))) or p.default}' for name, p in declared.items()
     )
 
 
 def arguments(module: types.ModuleType) -> list[str]:
     """Return the arguments of a recipe with their defaults or choices, and `smoke`."""
-    found: list[str] = []
+    descriptions: list[str] = []
     for function, shrink in _SHRINK.items():
         if (make := getattr(module, function, None)) is None:
             continue
         if _takes_text(make):
-            found.append('...')
+            descriptions.append('...')
         else:
-            found += [describe_parameters({name: p}) for name, p in parameters(make).items()]
-        found += [SMOKE] * hasattr(module, shrink)
-    return list(dict.fromkeys(found))
+            descriptions += [describe_parameters({name: p}) for name, p in parameters(make).items()]
+        descriptions += [SMOKE] * hasattr(module, shrink)
+    return list(dict.fromkeys(descriptions))
 
 
 def argument_with_choice(spec: str, value: str) -> str:
     """Return `FILE:NAME=value` for the argument of a recipe with this choice; empty if none has."""
     name, _ = translate(spec)
-    known = parameters(load_module(name, '--config').get_config)
-    return next((f'{name}:{key}={value}' for key, p in known.items() if value in choices_of(p)), '')
+    declared = parameters(load_module(name, '--config').get_config)
+    return next(
+        (f'{name}:{key}={value}' for key, p in declared.items() if value in choices_of(p)), ''
+    )
 
 
-def load_module(name: str, where: str) -> types.ModuleType:
+def load_module(name: str, source: str) -> types.ModuleType:
     """Execute a file as a module.
 
     Args:
       name: File, or recipe of the package; see `experiment_file`.
-      where: The flag or key that names it, for messages.
+      source: The flag or key that names it, for messages.
 
     Raises:
       UserError: if the file is missing or is not Python.
     """
     path = pathlib.Path(name)
     if not path.is_file():
-        if (found := experiment_file(name)) is None:
-            raise UserError(f'{where}: {missing_experiment(name)}')
-        path = found
+        if (file := experiment_file(name)) is None:
+            raise UserError(f'{source}: {missing_experiment(name)}')
+        path = file
     spec = importlib.util.spec_from_file_location(f'config_{path.stem}', path)
     if spec is None or spec.loader is None:
-        raise UserError(f'{where}: {str(path)!r} is not a Python file; its name has to end in .py')
+        raise UserError(f'{source}: {str(path)!r} is not a Python file; its name has to end in .py')
     try:
         compile(paths.read_bytes(path), path, 'exec')
     # ValueError for bytes that are not text; the last ones for absurdly deep nesting.
     except (SyntaxError, ValueError, RecursionError, MemoryError, UnsuitableFile) as error:
-        raise UserError(f'{where}: {str(path)!r} is not valid Python: {error}') from error
+        raise UserError(f'{source}: {str(path)!r} is not valid Python: {error}') from error
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -297,8 +305,8 @@ def experiment_file(name: str) -> pathlib.Path | None:
     """Find the file of a recipe such as `vit/digits` or `experiments/vit/digits.py`."""
     path = FOLDER / experiment_name(name)
     path = path.with_name(f'{path.name}.py')
-    inside = '..' not in path.parts and path.is_relative_to(FOLDER)
-    return path if inside and path.is_file() else None
+    is_inside = '..' not in path.parts and path.is_relative_to(FOLDER)
+    return path if is_inside and path.is_file() else None
 
 
 def experiment_name(path: str) -> str:
@@ -308,7 +316,9 @@ def experiment_name(path: str) -> str:
 
 def missing_experiment(name: str) -> str:
     """Return the message for a name that is neither a file nor a recipe; suggests the closest."""
-    known = [file.relative_to(FOLDER).with_suffix('').as_posix() for file in FOLDER.glob('*/*.py')]
-    close = difflib.get_close_matches(experiment_name(name), known, n=1)
+    recipes = [
+        file.relative_to(FOLDER).with_suffix('').as_posix() for file in FOLDER.glob('*/*.py')
+    ]
+    close = difflib.get_close_matches(experiment_name(name), recipes, n=1)
     hint = f'; did you mean {close[0]!r}?' if close else ''
     return f'no file {name!r}{hint} (`list experiments` shows the experiments of the package)'

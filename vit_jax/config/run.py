@@ -41,10 +41,10 @@ def at_least(bound: float, **values: float | None) -> None:
             raise UserError(f'{key}={value!r}: must be at least {bound}')
 
 
-def require(condition: bool, what: str) -> None:
-    """Raise UserError with `what`, which begins with a key and its value, unless a value fits."""
+def require(condition: bool, problem: str) -> None:
+    """Raise UserError with `problem`, which begins with a key and its value, unless it fits."""
     if not condition:
-        raise UserError(what)
+        raise UserError(problem)
 
 
 def require_tuples(**values: Any) -> None:
@@ -53,7 +53,7 @@ def require_tuples(**values: Any) -> None:
         require(not isinstance(value, str), f'{key}={value!r}: write a tuple, ({value!r},)')
 
 
-def parse_duration(text: str | int, where: str = 'duration') -> tuple[float, str]:
+def parse_duration(text: str | int, key: str = 'duration') -> tuple[float, str]:
     """`'300 epochs'` -> (300.0, 'epochs'). Units: steps (the default), epochs, examples, %.
 
     Raises:
@@ -66,7 +66,7 @@ def parse_duration(text: str | int, where: str = 'duration') -> tuple[float, str
     except ValueError:
         amount = math.nan
     if unit is None or not 0 <= amount < math.inf:
-        raise UserError(f"{where}={text!r}: write '100 steps', '30 epochs', '1e6 examples' or '5%'")
+        raise UserError(f"{key}={text!r}: write '100 steps', '30 epochs', '1e6 examples' or '5%'")
     return amount, unit
 
 
@@ -95,15 +95,15 @@ class Durations:
             raise UserError(f'config.total={total!r}: {steps:.3g} steps are more than 2**31 - 1')
         return cls(batch_size, epoch_size, steps)
 
-    def steps(self, text: Duration, where: str = 'duration') -> int:
+    def steps(self, text: Duration, key: str = 'duration') -> int:
         """Return the number of steps, at least 1 unless the duration is empty or zero.
 
         Raises:
           UserError: for text that is not a duration, or a share of an unknown total.
         """
-        amount, unit = parse_duration(text, where)
+        amount, unit = parse_duration(text, key)
         if unit == '%' and not self.total_steps:
-            raise UserError(f'{where}={text!r}: the total cannot be given in % of itself')
+            raise UserError(f'{key}={text!r}: the total cannot be given in % of itself')
         scale = {
             'steps': 1.0,
             'epochs': self.epoch_size / self.batch_size,
@@ -140,19 +140,19 @@ class Goal:
         return f'{"lowest" if self.lower else "highest"} {self.metric}'
 
 
-def parse_goal(text: str, where: str) -> Goal:
+def parse_goal(text: str, key: str) -> Goal:
     """Parse `'test/accuracy'` or `'max:test/accuracy'` (higher is better) or `'min:test/loss'`.
 
     Raises:
-      UserError: for another direction, or a name that is not ENTRY/METRIC; begins with `where`.
+      UserError: for another direction, or a name that is not ENTRY/METRIC; begins with `key`.
     """
     direction, colon, metric = text.rpartition(':')
     if colon and direction not in _DIRECTIONS:
-        raise UserError(f'{where}={text!r}: {nearest("direction", direction, _DIRECTIONS)}')
+        raise UserError(f'{key}={text!r}: {nearest("direction", direction, _DIRECTIONS)}')
     entry, _, name = metric.partition('/')
     if not (entry and name):
         raise UserError(
-            f'{where}={text!r}: name an evaluation and its metric, such as test/accuracy, or '
+            f'{key}={text!r}: name an evaluation and its metric, such as test/accuracy, or '
             'min:test/loss if lower is better'
         )
     return Goal(metric, direction == 'min')

@@ -82,9 +82,9 @@ def sections(
                 yield from sections(entry, Evaluation, f'{within}.{name}')
 
 
-def _require_group(value: Any, where: str) -> None:
+def _require_group(value: Any, location: str) -> None:
     if not isinstance(value, _GROUPS):
-        raise UserError(f'{where}={value!r}: expected a group of keys')
+        raise UserError(f'{location}={value!r}: expected a group of keys')
 
 
 def find_section(config: Group, path: str) -> Group:
@@ -113,25 +113,31 @@ def parameters(config: Group, path: str) -> Parameters:
     return {}
 
 
-def declared(cls: type, group: Group, where: str) -> Parameters:
+def declared(cls: type, group: Group, location: str) -> Parameters:
     """Return the valid keys of a section: the fields of its class, and the keys of what it names.
 
     Raises:
       UserError: for a section without a name, or with an unknown one.
     """
-    known = fields(cls)
+    declarations = fields(cls)
     if cls is Model and follows_checkpoint({'model': group}):
-        return {**known, **dict.fromkeys(group, ANY), **known}  # the model's, not read yet
+        return {
+            **declarations,
+            **dict.fromkeys(group, ANY),
+            **declarations,
+        }  # the model's, not read yet
     if cls in NAMED and group.get('name') is None:
-        raise UserError(f"{where}: the key 'name' is missing")
+        raise UserError(f"{location}: the key 'name' is missing")
     constructor = named(cls, group)
     if cls is Evaluation and not (constructor and constructor.learns):
-        known = {key: p for key, p in known.items() if key != 'fit'}
+        declarations = {key: p for key, p in declarations.items() if key != 'fit'}
     if cls is Optim:
         from vit_jax.optim import make  # here, since it imports JAX
 
-        return {**known, **make.options(group['name']), **known}
-    return {**known, **class_keys(constructor), **known} if constructor else known
+        return {**declarations, **make.options(group['name']), **declarations}
+    return (
+        {**declarations, **class_keys(constructor), **declarations} if constructor else declarations
+    )
 
 
 def named(cls: type, group: Group) -> Any:
@@ -156,9 +162,9 @@ def _optimizer(name: str) -> Callable:
     return make.factory(name)
 
 
-def group_keys(known: Parameters, key: str) -> Parameters:
+def group_keys(declared_keys: Parameters, key: str) -> Parameters:
     """List the keys of a dataclass that groups a model's options; empty for other keys."""
-    group = known[key].default if key in known else None
+    group = declared_keys[key].default if key in declared_keys else None
     if not is_options(group):
         return {}
     keys = parameters_of(type(group))
@@ -193,20 +199,20 @@ def require_complete(config: ConfigDict) -> None:
     _require_none(lacking, 'config')
 
 
-def _check_keys(group: Group, valid: Parameters, where: str) -> None:
+def _check_keys(group: Group, valid: Parameters, location: str) -> None:
     """Check the keys of a section, or of a group of a model's options, and their values."""
-    _check_known(group, valid, where)
+    _check_known(group, valid, location)
     for key, value in group.items():
         if not (value is None and key in LEFT_OPEN):
-            check_value(valid[key], value, f'{where}.{key}')
+            check_value(valid[key], value, f'{location}.{key}')
         if inner := group_keys(valid, key):
-            _check_keys(value, inner, f'{where}.{key}')
+            _check_keys(value, inner, f'{location}.{key}')
 
 
-def _check_known(group: Group, valid: Parameters, where: str) -> None:
+def _check_known(group: Group, valid: Parameters, location: str) -> None:
     for key in group:
         if key not in valid:
-            raise UserError(f'{where}: {nearest("key", key, valid)}')
+            raise UserError(f'{location}: {nearest("key", key, valid)}')
 
 
 def _lacking(group: Group, valid: Parameters) -> list[str]:
@@ -229,23 +235,23 @@ def _lacking(group: Group, valid: Parameters) -> list[str]:
     ]
 
 
-def _require_none(lacking: Sequence[str], where: str) -> None:
+def _require_none(lacking: Sequence[str], location: str) -> None:
     """Raise UserError if any keys are lacking."""
     if lacking:
         names = ', '.join(map(repr, lacking))
         are = f'keys {names} are' if len(lacking) > 1 else f'key {names} is'
-        section = where.removeprefix('config').lstrip('.')
+        section = location.removeprefix('config').lstrip('.')
         flags = ' '.join(example(f'{section}.{key}'.lstrip('.')) for key in lacking)
-        raise UserError(f'{where}: the {are} missing; for example {flags}')
+        raise UserError(f'{location}: the {are} missing; for example {flags}')
 
 
-def make_section(cls: type[Section], group: Group, where: str, strict: bool = False) -> Section:
+def make_section(cls: type[Section], group: Group, location: str, strict: bool = False) -> Section:
     """Make the typed section of a group of keys.
 
     Args:
       cls: a dataclass of `run`.
       group: the keys and their values.
-      where: the section's name, such as 'config.optim'.
+      location: the section's name, such as 'config.optim'.
       strict: whether keys and types are checked, which imports what the section names. Otherwise
         keys that neither the section nor its `options` know, as of an earlier version, are left
         out.
@@ -254,31 +260,31 @@ def make_section(cls: type[Section], group: Group, where: str, strict: bool = Fa
       UserError: for a value that is out of range, or no group in place of a section; if `strict`,
         for a missing or unknown key, or a value of another type.
     """
-    _require_group(group, where)
+    _require_group(group, location)
     if strict:
-        valid = declared(cls, group, where)
-        _check_keys(group, valid, where)
-        _require_none(_lacking(group, valid), where)
-    own, values, remaining = fields(cls), {}, {}
+        valid = declared(cls, group, location)
+        _check_keys(group, valid, location)
+        _require_none(_lacking(group, valid), location)
+    defaults, values, remaining = fields(cls), {}, {}
     for key, value in group.items():
-        if key not in own:
+        if key not in defaults:
             remaining[key] = to_plain(value)
             continue
-        kind: Any = own[key].annotation
+        kind: Any = defaults[key].annotation
         if dataclasses.is_dataclass(kind):
-            value = make_section(cast(Any, kind), value, f'{where}.{key}', strict)
+            value = make_section(cast(Any, kind), value, f'{location}.{key}', strict)
         elif kind == EVALS:
             value = {
-                k: make_section(Evaluation, v, f'{where}.{key}.{k}', strict)
+                k: make_section(Evaluation, v, f'{location}.{key}.{k}', strict)
                 for k, v in value.items()
             }
-        values[own[key].name] = to_plain(value)
+        values[defaults[key].name] = to_plain(value)
     if OPTIONS in getattr(cls, '__dataclass_fields__', {}):
         values[OPTIONS] = remaining
     try:
         return cls(**values)
     except UserError as e:
-        raise UserError(f'{where}.{e}') from e
+        raise UserError(f'{location}.{e}') from e
 
 
 def to_group(section: Any) -> dict[str, Any]:
@@ -341,21 +347,21 @@ def _plain_type(annotation: Any) -> type | None:
         return kind
     if dataclasses.is_dataclass(kind):
         return dict
-    for abstract, shown in ((collections.abc.Mapping, dict), (collections.abc.Sequence, tuple)):
+    for abstract, concrete in ((collections.abc.Mapping, dict), (collections.abc.Sequence, tuple)):
         if isinstance(kind, type) and issubclass(kind, abstract):
-            return shown
+            return concrete
     return None
 
 
-def check_value(parameter: inspect.Parameter, value: Any, where: str) -> None:
+def check_value(parameter: inspect.Parameter, value: Any, location: str) -> None:
     """Raise UserError if a parameter does not accept a value."""
     allowed = accepted_types(parameter)
     if allowed and not any(_is(value, kind) for kind in allowed):
-        raise UserError(f'{where}={value!r}: expected {type_names(allowed)}')
+        raise UserError(f'{location}={value!r}: expected {type_names(allowed)}')
     texts = (value,) if is_duration(parameter.annotation) else ()
     for text in value if are_durations(parameter.annotation) else texts:
         if text is not None:
-            parse_duration(text, where)
+            parse_duration(text, location)
 
 
 def type_names(allowed: tuple[type, ...]) -> str:

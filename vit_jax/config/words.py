@@ -160,8 +160,10 @@ def find_hint(name: str, value: str = '') -> str:
         return ''
     is_valid = re.fullmatch(setting.pattern, value)
     quoted = "'" in setting.hint
-    shown = value if is_valid and quoted else shlex.quote(value) if is_valid else setting.example
-    return setting.hint.format(shown)
+    suggestion = (
+        value if is_valid and quoted else shlex.quote(value) if is_valid else setting.example
+    )
+    return setting.hint.format(suggestion)
 
 
 def example(key: str) -> str:

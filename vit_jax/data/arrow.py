@@ -95,10 +95,10 @@ def open_batches(file: pathlib.Path, title: str) -> list[Any]:
 
 def _require_end(stream: Any) -> None:
     """Raise OSError unless a stream was read to its end mark: zeros inside also end a stream."""
-    place, size = stream.tell(), stream.size()
+    position, size = stream.tell(), stream.size()
     end = stream.read_at(len(STREAM_END), max(0, size - len(STREAM_END)))
-    if place != size or end != STREAM_END:
-        raise OSError(f'its rows end after {place:,} of {size:,} bytes, without an end mark')
+    if position != size or end != STREAM_END:
+        raise OSError(f'its rows end after {position:,} of {size:,} bytes, without an end mark')
 
 
 def _format_error(error: Exception) -> str:

@@ -98,8 +98,8 @@ def _require_distinct(splits: Iterable[str], title: str) -> None:
             raise UserError(f'{title}: has splits {other!r} and {name!r}; give both the same name')
 
 
-def _warn(title: str, split: str, what: str, names: list[str]) -> None:
-    listing.warn_once(f'{title}: the split {split!r} {what}: {_quote_first(names)}')
+def _warn(title: str, split: str, problem: str, names: list[str]) -> None:
+    listing.warn_once(f'{title}: the split {split!r} {problem}: {_quote_first(names)}')
 
 
 def _quote_first(names: list[str]) -> str:

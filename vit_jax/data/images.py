@@ -188,13 +188,13 @@ def _check_scans(data: bytes) -> None:
 
 def _has_many_scans(jpeg: bytes) -> bool:
     """Return whether a JPEG's first image has more than MAX_SCANS scans, by its markers."""
-    scans, place = 0, 2
-    while scans <= MAX_SCANS and (marker := _MARKER.search(jpeg, place)):
-        place = marker.end()
+    scans, position = 0, 2
+    while scans <= MAX_SCANS and (marker := _MARKER.search(jpeg, position)):
+        position = marker.end()
         if marker[0] == END_OF_IMAGE:
             return False
         scans += marker[0] == _SCAN
-        place += int.from_bytes(jpeg[place : place + 2])
+        position += int.from_bytes(jpeg[position : position + 2])
     return scans > MAX_SCANS
 
 
@@ -322,8 +322,8 @@ def _scale_of_bits(image: Image.Image, png: bytes, name: str) -> float:
     """
     values = np.asarray(image)
     largest = int(values.max(initial=0))
-    place = png.find(b'sBIT', 8, max(png.find(b'IDAT'), 8))
-    bits = png[place + 4] if place > 0 else 16
+    position = png.find(b'sBIT', 8, max(png.find(b'IDAT'), 8))
+    bits = png[position + 4] if position > 0 else 16
     if 0 < bits < 16 and largest < 2**bits and (values % 2 ** (16 - bits)).any():
         return 65535 / (2**bits - 1)
     if 0 < largest < 2**12 and bits == 16 and not next(_dark_images):

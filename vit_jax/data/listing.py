@@ -53,15 +53,15 @@ def walk(root: str) -> Iterator[tuple[str, list[str]]]:
     other classes, or never end.
     """
     chains: dict[str, tuple[str, ...]] = {root: (os.path.realpath(root),)}
-    for folder, inside, files in os.walk(root, followlinks=True):
+    for folder, folders, files in os.walk(root, followlinks=True):
         chain = chains.pop(folder)
-        inside[:] = [name for name in inside if not name.startswith('.')]
-        for name in tuple(inside):
+        folders[:] = [name for name in folders if not name.startswith('.')]
+        for name in tuple(folders):
             path = os.path.join(folder, name)
             if not os.path.islink(path):
                 chains[path] = (*chain[:-1], os.path.join(chain[-1], name))
             elif leads_upwards(path, chain):
-                inside.remove(name)
+                folders.remove(name)
                 warn_once(f'{path}: ignoring this link to a folder that contains it')
             else:
                 chains[path] = (*chain, os.path.realpath(path))
@@ -152,8 +152,8 @@ def _list(
     states: dict[str, list[int]] = {}
     root = os.fspath(folder)
     for parent, files in walk(root):
-        inside = os.path.relpath(parent, root)
-        prefix = '' if inside == os.curdir else f'{inside}/'
+        relative = os.path.relpath(parent, root)
+        prefix = '' if relative == os.curdir else f'{relative}/'
         states[prefix] = cache.state_of(folder / prefix)
         names += [prefix + name for name in files]
         show_count(len(names))

@@ -117,15 +117,17 @@ def pack(job: Job, shards: Sequence[ShardId], workers: int, progress: Progress) 
       UserError: if the folder contains other data, or too many examples are broken.
       OSError: if a file cannot be written.
     """
-    written = []
+    written_shards = []
     with claim_folder(job), _open_mapper(workers) as parallel_map:
         for result in parallel_map(functools.partial(write_shard, job), shards):
-            written.append(result)
+            written_shards.append(result)
             progress(result[0].examples)
-        return finish(job, shards, written)
+        return finish(job, shards, written_shards)
 
 
-def finish(job: Job, shards: Sequence[ShardId], written: Sequence[LabeledShard]) -> packed.Manifest:
+def finish(
+    job: Job, shards: Sequence[ShardId], written_shards: Sequence[LabeledShard]
+) -> packed.Manifest:
     """Write the labels and the manifest of all written shards, in the order of `shards`.
 
     Raises:
@@ -137,7 +139,7 @@ def finish(job: Job, shards: Sequence[ShardId], written: Sequence[LabeledShard])
     for name in job.splits:
         results = [
             result
-            for shard_id, result in zip(shards, written, strict=True)
+            for shard_id, result in zip(shards, written_shards, strict=True)
             if shard_id.split == name
         ]
         source = _open_source(job.source, job.splits[name])
@@ -398,8 +400,8 @@ def write_numbered_shard(job: Job, numbered: tuple[int, Sequence[Any]]) -> tuple
 def finish_with_beam(
     job: Job,
     shards: Sequence[ShardId],
-    written: Sequence[tuple[int, LabeledShard]],
+    written_shards: Sequence[tuple[int, LabeledShard]],
 ) -> None:
     """Write the manifest for shards that arrive in any order."""
-    by_number = dict(written)
+    by_number = dict(written_shards)
     finish(job, shards, [by_number[number] for number in range(len(shards))])

@@ -65,14 +65,14 @@ class Work:
     batch_bytes: int
     listing_bytes: int | None
 
-    def processes(self, wanted: int) -> tuple[int, str]:
+    def processes(self, requested: int) -> tuple[int, str]:
         """Return how many processes to start, 0 for threads, and why fewer than wanted."""
         if self.seconds < CHEAP or self.seconds * self.examples < WORTHWHILE:
             return 0, ''
         if self.listing_bytes is None:
             return 0, 'processes cannot make the batches because the data cannot be pickled'
         process_bytes = HELD * self.batch_bytes + WORKER_MEMORY + 3 * self.listing_bytes
-        limits = [(wanted, '')]
+        limits = [(requested, '')]
         if (memory := environment.available_memory()) is not None:
             limits.append((self._fit(memory * MEMORY_SHARE, process_bytes), _LITTLE_MEMORY))
         if (shared := environment.shared_memory()) is not None:
@@ -138,10 +138,10 @@ class Loading:
 
     def __str__(self) -> str:
         threads = f'{self.threads} thread{"s" * (self.threads != 1)}'
-        chosen = threads
+        description = threads
         if self.workers:
-            chosen = f'{self.workers} process{"es" * (self.workers != 1)} of {threads}'
-        return f'{chosen} ({self.note})' if self.note else chosen
+            description = f'{self.workers} process{"es" * (self.workers != 1)} of {threads}'
+        return f'{description} ({self.note})' if self.note else description
 
     def __post_init__(self) -> None:
         for name in ('workers', 'threads', 'stall_seconds'):
@@ -384,13 +384,13 @@ class Watched(Iterator[T], Generic[T]):
     def _wait(self) -> tuple[Any, BaseException | None]:
         deadline = time.monotonic() + self._timeout_s
         while True:
-            left = deadline - time.monotonic()
+            seconds = deadline - time.monotonic()
             with contextlib.suppress(queue.Empty):
-                return self._ready.get(timeout=max(0.0, min(left, _POLL_SECONDS)))
+                return self._ready.get(timeout=max(0.0, min(seconds, _POLL_SECONDS)))
             if self._stopping(waiting=True):
                 self._abandon()
                 raise Interrupted('a stop was requested, and no batch was ready')
-            if left <= _POLL_SECONDS:
+            if seconds <= _POLL_SECONDS:
                 self._abandon()
                 raise Stalled(f'no batch in {self._timeout_s:g} s; every thread:\n{stacks()}')
 

@@ -192,9 +192,9 @@ def check_ids(name: str, values: np.ndarray, vocab_size: int) -> None:
     low, high = (0, vocab_size - 1) if vocab_size else (_INT32.min, _INT32.max)
     if not values.size or (low <= values.min() and values.max() <= high):
         return
-    wrong = values[(values < low) | (values > high)].flat[0]
-    what = 'id' if vocab_size else 'number'
-    raise UserError(f'{name!r} has the {what} {wrong}, outside of {low}..{high}')
+    invalid = values[(values < low) | (values > high)].flat[0]
+    noun = 'id' if vocab_size else 'number'
+    raise UserError(f'{name!r} has the {noun} {invalid}, outside of {low}..{high}')
 
 
 def check_label(record: Record, num_classes: int, source: Source, index: int) -> Record:
@@ -243,9 +243,9 @@ def convert_coordinates(record: Record, source: Source, index: int) -> Record:
         if dtype is None or dtype.kind != 'f' or not _is_measured(key):
             continue
         with np.errstate(over='ignore'):
-            wrong = ~np.isfinite(np.asarray(value).astype(np.float32))
-        if wrong.any():
-            number = np.asarray(value)[wrong].flat[0]
+            is_infinite = ~np.isfinite(np.asarray(value).astype(np.float32))
+        if is_infinite.any():
+            number = np.asarray(value)[is_infinite].flat[0]
             raise BrokenRecord(f'{source.record_name(index)}: {key!r} holds {number}')
     return record | changed if changed else record
 

@@ -236,9 +236,9 @@ def decode_chunk(content: bytes, start: int) -> list[bytes]:
 def _strip_block_headers(content: bytes, start: int) -> bytes:
     pieces, position = [], 0
     while position < len(content):
-        inside = (start + position) % BLOCK
-        end = position + BLOCK - inside
-        pieces.append(content[position + max(0, BLOCK_HEADER - inside) : end])
+        offset = (start + position) % BLOCK
+        end = position + BLOCK - offset
+        pieces.append(content[position + max(0, BLOCK_HEADER - offset) : end])
         position = end
     return b''.join(pieces)
 

@@ -25,15 +25,19 @@ def shared_files(train: Subset, held_out: Subset) -> Pairs:
     """
     if len(train) + len(held_out) > LIMIT or not (train.has_files and held_out.has_files):
         return []
-    ours, theirs = _names(train), _names(held_out)
-    if not all(os.path.isfile(name) for name in (*ours[:1], *theirs[:1])):
+    train_names, eval_names = _names(train), _names(held_out)
+    if not all(os.path.isfile(name) for name in (*train_names[:1], *eval_names[:1])):
         return []
     with contextlib.suppress(OSError):  # reported when the run reads the file
         for key in (os.path.getsize, _head):
-            keys = [{name: key(name) for name in side} for side in (ours, theirs)]
-            both = set(keys[0].values()) & set(keys[1].values())
-            ours, theirs = ([name for name in side if side[name] in both] for side in keys)
-        return _match(*({name: _content(name) for name in side} for side in (ours, theirs)))
+            keys = [{name: key(name) for name in side} for side in (train_names, eval_names)]
+            shared_keys = set(keys[0].values()) & set(keys[1].values())
+            train_names, eval_names = (
+                [name for name in side if side[name] in shared_keys] for side in keys
+            )
+        return _match(
+            *({name: _content(name) for name in side} for side in (train_names, eval_names))
+        )
     return []
 
 
@@ -49,10 +53,10 @@ def _names(split: Subset) -> list[str]:
     return [split.record_name(index) for index in range(len(split))]
 
 
-def _match(ours: Mapping[str, Hashable], theirs: Mapping[str, Hashable]) -> Pairs:
-    """Pair each of `theirs` with one of `ours` that has the same key; None matches nothing."""
-    ours_by_key = {key: name for name, key in ours.items() if key is not None}
-    return [(ours_by_key[key], name) for name, key in theirs.items() if key in ours_by_key]
+def _match(train_names: Mapping[str, Hashable], eval_names: Mapping[str, Hashable]) -> Pairs:
+    """Pair each evaluation file with a training file of the same key; None matches nothing."""
+    ours_by_key = {key: name for name, key in train_names.items() if key is not None}
+    return [(ours_by_key[key], name) for name, key in eval_names.items() if key in ours_by_key]
 
 
 def _head(name: str) -> bytes:

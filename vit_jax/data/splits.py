@@ -431,14 +431,14 @@ def _select_indices(source: Source, term: re.Match[str], title: str) -> np.ndarr
     labels = source.labels()
     by_class = np.argsort(labels, kind='stable')  # sorted once: there may be thousands of classes
     edges = np.searchsorted(labels, np.arange(source.info.num_classes + 1), sorter=by_class)
-    chosen = []
+    selected = []
     for label, (start, stop) in enumerate(itertools.pairwise(edges)):
         members = by_class[start:stop]
         low, high = _parse_bounds(
             term, len(members), f'{title}, class {source.info.class_names[label]}'
         )
-        chosen.append(members[low:high])
-    return np.sort(np.concatenate(chosen))
+        selected.append(members[low:high])
+    return np.sort(np.concatenate(selected))
 
 
 def _check_classes(classes: Sequence[int], num_classes: int, title: str) -> None:

@@ -114,8 +114,8 @@ class Stacked:
         """Return the examples `numbers`, transformed by the random numbers of (seed, draw)."""
         rows = {name: array[numbers] for name, array in self.arrays.items()}
         if self.moves:
-            drawn = self._draw(seed, draws.tolist())
-            for move, column in zip(self.moves, drawn, strict=True):
+            columns = self._draw(seed, draws.tolist())
+            for move, column in zip(self.moves, columns, strict=True):
                 rows['image'] = move.apply(rows['image'], column)
         return rows
 
@@ -124,12 +124,12 @@ class Stacked:
         generators = (example_rng(seed, draw).bit_generator for draw in draws)
         words = [[generator.random_raw() for _ in self.moves] for generator in generators]
         bits = np.array(words, np.uint64).reshape(-1, len(self.moves))  # also without rows
-        drawn = [move.convert(column) for move, column in zip(self.moves, bits.T, strict=True)]
-        for row in np.flatnonzero(np.any([column == AGAIN for column in drawn], 0)).tolist():
+        columns = [move.convert(column) for move, column in zip(self.moves, bits.T, strict=True)]
+        for row in np.flatnonzero(np.any([column == AGAIN for column in columns], 0)).tolist():
             rng = example_rng(seed, draws[row])
-            for move, column in zip(self.moves, drawn, strict=True):
+            for move, column in zip(self.moves, columns, strict=True):
                 column[row] = move.draw(rng)
-        return drawn
+        return columns
 
 
 def stack(
@@ -148,10 +148,10 @@ def stack(
             return None
         args, kwargs = signatures.arguments(node)
         moves.append(MOVES[name](*args, **kwargs))
-    first = records[0]
-    if isinstance(first, BrokenRecord):
+    example = records[0]
+    if isinstance(example, BrokenRecord):
         return None
-    spec = {name: ArraySpec.from_value(value) for name, value in first.items()}
+    spec = {name: ArraySpec.from_value(value) for name, value in example.items()}
     nbytes = sum(s.dtype.itemsize * math.prod(s.shape) for s in spec.values())
     only_images = all(len(s.shape) == 3 * (name == 'image') for name, s in spec.items())
     images = only_images and 'image' in spec and spec['image'].dtype == np.uint8

@@ -151,13 +151,13 @@ def require_standard_ids(vocab: Tokenizer) -> None:
         )
 
 
-def require_ids(vocab: Tokenizer | None, model: Any, where: str) -> None:
+def require_ids(vocab: Tokenizer | None, model: Any, title: str) -> None:
     """Check that a model of `vit_jax.models` expects the special ids of the texts.
 
     Args:
       vocab: Vocabulary of the texts; None if unknown.
       model: Linen module.
-      where: Place, for the message.
+      title: Place, for the message.
 
     Raises:
       UserError: if texts end with a different id, or the model generates text with different
@@ -168,7 +168,7 @@ def require_ids(vocab: Tokenizer | None, model: Any, where: str) -> None:
     eos, end = model.end_of_text, vocab.special[2]
     if eos is not None and eos != end:
         raise UserError(
-            f'{where}: model.eos={eos} is the token whose output embeds a text, but the vocabulary '
+            f'{title}: model.eos={eos} is the token whose output embeds a text, but the vocabulary '
             f"ends texts with {end}; use the model's vocabulary, or set config.model.eos={end} to "
             'train'
         )
@@ -176,7 +176,7 @@ def require_ids(vocab: Tokenizer | None, model: Any, where: str) -> None:
         try:
             require_standard_ids(vocab)
         except ValueError as error:
-            raise UserError(f'{where}: {error}') from None
+            raise UserError(f'{title}: {error}') from None
 
 
 def require_same(vocab: Vocabulary | None, folder: pathlib.Path) -> None:
@@ -231,11 +231,11 @@ def train(
     check_choice('normalization', normalization, NORMALIZATIONS)
     if size <= (special := len({PAD, BOS, EOS, UNK})):
         raise UserError(f'a vocabulary of {size} pieces: {special} are special ids; raise the size')
-    written = io.BytesIO()
+    model_file = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(sentences),
-            model_writer=written,
+            model_writer=model_file,
             vocab_size=size,
             model_type=kind,
             normalization_rule_name=normalization,
@@ -249,7 +249,7 @@ def train(
         )
     except RuntimeError as error:
         raise UserError(f'a vocabulary of {size} pieces: {_strip_location(error)}') from error
-    return Vocabulary(written.getvalue())
+    return Vocabulary(model_file.getvalue())
 
 
 def _strip_location(error: RuntimeError) -> str:

@@ -128,8 +128,8 @@ class Evaluator(base.Evaluator):
 
     def _pairs(self, examples: Sequence[int]) -> tuple[list[str], list[list[str | None]]]:
         """Return the translation of each image, and its references, see `_streams`."""
-        first = {self._images[i]: self._translations[i] for i in reversed(examples)}
-        return list(first.values()), self._streams(first)
+        translations = {self._images[i]: self._translations[i] for i in reversed(examples)}
+        return list(translations.values()), self._streams(translations)
 
     def _streams(self, images: Iterable[str]) -> list[list[str | None]]:
         """Return the first references of all images, then the second ones and so on; None where an

@@ -51,12 +51,12 @@ class Evaluator(coco_ap.Evaluator):
         masks = record.get('masks')
         if masks is None:
             masks = panoptic.true_numbers(record) == np.arange(1, len(labels) + 1)[:, None, None]
-        chosen = ~np.isin(labels, list(self._stuff))
-        shapes = [{'segmentation': encoded} for encoded in _encode(np.asarray(masks)[chosen])]
-        areas = record.get('areas', np.asarray(masks).sum((1, 2)))[chosen]
-        crowd = record.get('crowd', np.zeros(len(labels), bool))[chosen]
+        is_thing = ~np.isin(labels, list(self._stuff))
+        shapes = [{'segmentation': encoded} for encoded in _encode(np.asarray(masks)[is_thing])]
+        areas = record.get('areas', np.asarray(masks).sum((1, 2)))[is_thing]
+        crowd = record.get('crowd', np.zeros(len(labels), bool))[is_thing]
         return coco_ap.in_coco_format(
-            image, {'labels': labels[chosen], 'crowd': crowd}, shapes, areas
+            image, {'labels': labels[is_thing], 'crowd': crowd}, shapes, areas
         )
 
     def update(self, predictions: Arrays, batch: Arrays) -> None:
@@ -68,15 +68,15 @@ class Evaluator(coco_ap.Evaluator):
     ) -> list[dict[str, Any]]:
         scores, labels = prediction['scores'], prediction['labels']
         queries = prediction.get('queries', np.arange(len(scores)))
-        chosen = np.flatnonzero((scores > 0) & ~np.isin(labels, list(self._stuff)))
-        used, place = np.unique(queries[chosen], return_inverse=True)
+        indices = np.flatnonzero((scores > 0) & ~np.isin(labels, list(self._stuff)))
+        used, rows = np.unique(queries[indices], return_inverse=True)
         logits = panoptic.mask_logits(prediction, used, size)
         masks = logits > 0
         pixels = masks.sum((1, 2))
         weights = np.ones(len(used))
         if self._weighted:
-            inside = np.where(masks, panoptic.sigmoid(logits), 0)
-            weights = inside.sum((1, 2)) / np.maximum(pixels, 1)
+            probabilities = np.where(masks, panoptic.sigmoid(logits), 0)
+            weights = probabilities.sum((1, 2)) / np.maximum(pixels, 1)
         encoded = _encode(masks)
         return [
             {
@@ -85,7 +85,7 @@ class Evaluator(coco_ap.Evaluator):
                 'score': float(scores[row] * weights[mask]),
                 'segmentation': encoded[mask],
             }
-            for row, mask in zip(chosen.tolist(), place.tolist(), strict=True)
+            for row, mask in zip(indices.tolist(), rows.tolist(), strict=True)
             if pixels[mask]
         ]
 

@@ -97,8 +97,8 @@ class Evaluator(base.Evaluator):
         )
         metrics = dict(zip(NAMES, map(float, values), strict=True))
         if self._per_class:
-            chosen = np.flatnonzero(occurs).tolist()
-            metrics |= {self._name(label): float(iou[label]) for label in chosen}
+            classes = np.flatnonzero(occurs).tolist()
+            metrics |= {self._name(label): float(iou[label]) for label in classes}
         return metrics
 
     def names(self) -> tuple[str, ...]:

@@ -94,8 +94,8 @@ class Evaluator(base.Evaluator):
         metrics = quality(counts, classes)
         stuff = np.isin(classes, self._info.stuff)
         if self._has_both_kinds():
-            for kind, chosen in zip(KINDS, (~stuff, stuff), strict=True):
-                values = quality(counts, classes[chosen])
+            for kind, is_of_kind in zip(KINDS, (~stuff, stuff), strict=True):
+                values = quality(counts, classes[is_of_kind])
                 metrics |= {f'{name}_{kind}': x for name, x in values.items()}
         return metrics
 
@@ -180,11 +180,11 @@ def quality(counts: Counts, classes: Int[np.ndarray, ' C']) -> dict[str, float]:
 
     SQ is the mean IoU of matches, RQ = TP / (TP + FP/2 + FN/2), and PQ = SQ RQ, equation 2.
     """
-    iou, matched, wrong, missed = (x[classes] for x in counts)
-    occurs = matched + wrong + missed > 0
+    iou, matched, unmatched, missed = (x[classes] for x in counts)
+    occurs = matched + unmatched + missed > 0
     if not occurs.any():
         return {}
-    denominator = matched + 0.5 * wrong + 0.5 * missed
+    denominator = matched + 0.5 * unmatched + 0.5 * missed
     sq = iou / np.maximum(matched, 1)
     rq = matched / np.where(occurs, denominator, 1)
     values = (float(x[occurs].mean()) for x in (sq * rq, sq, rq))

@@ -58,9 +58,9 @@ class Evaluator(_dense.Evaluator):
         self._keys = self._values = np.zeros((0, 0), np.float32)
 
     def learn(self, example: _dense.Example) -> None:
-        known = example.truth != self.target.unknown
-        values = example.view.pool(self._encode(example.truth, known))
-        counts = example.view.pool(known[..., None].astype(np.float32))
+        is_labeled = example.truth != self.target.unknown
+        values = example.view.pool(self._encode(example.truth, is_labeled))
+        counts = example.view.pool(is_labeled[..., None].astype(np.float32))
         chosen = self._choose(example.number, np.flatnonzero(counts))
         means = values.reshape(-1, values.shape[-1])[chosen] / counts.reshape(-1, 1)[chosen]
         patches = example.patches.reshape(-1, example.patches.shape[-1])[chosen]

@@ -77,15 +77,15 @@ class Evaluator(_dense.Evaluator):
     ):
         check_choice('protocol', protocol, PROTOCOLS)
         check_choice('target', target, _dense.TARGETS)
-        given: dict[str, Any] = {
+        options: dict[str, Any] = {
             'steps': steps,
             'images': images,
             'learning_rate': learning_rate,
             'weight_decay': weight_decay,
             'deepest': max_depth,
         }
-        given = {name: value for name, value in given.items() if value is not None}
-        self.protocol = PROTOCOLS[protocol][target]._replace(**given)
+        options = {name: value for name, value in options.items() if value is not None}
+        self.protocol = PROTOCOLS[protocol][target]._replace(**options)
         super().__init__(target, per_class, self.protocol.deepest)
         at_least(1, steps=self.protocol.steps, images=self.protocol.images)
         at_least(2, bins=bins)

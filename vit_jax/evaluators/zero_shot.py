@@ -125,14 +125,14 @@ class Evaluator(base.Evaluator):
         return names
 
 
-def as_words(names: Sequence[str], where: str, remedy: str) -> tuple[str, ...]:
+def as_words(names: Sequence[str], source: str, remedy: str) -> tuple[str, ...]:
     """Write class names as in texts: `dark_red` becomes `dark red`.
 
     Names in CamelCase stay, with a warning, as they may be spelled so (iPhone).
 
     Args:
       names: Class names.
-      where: Their place, for messages.
+      source: Their place, for messages.
       remedy: Key or flag of a file of class names.
 
     Raises:
@@ -140,17 +140,18 @@ def as_words(names: Sequence[str], where: str, remedy: str) -> tuple[str, ...]:
     """
     if ids := [name for name in names if WORDNET.fullmatch(name)]:
         raise UserError(
-            f'{where}: {ids[0]!r} is a WordNet id, not a name: give a file of class names, one per '
+            f'{source}: {ids[0]!r} is a WordNet id, not a name: give a file of class names, one '
+            'per '
             f'line in the order of the classes, by {remedy}'
         )
     words = tuple(' '.join(name.replace('_', ' ').split()) for name in names)
-    places: dict[str, str] = {}
-    for name, written in zip(names, words, strict=True):
-        if (other := places.setdefault(written, name)) != name:
-            raise UserError(f'{where}: {other!r} and {name!r} are the same text; rename one')
+    first_names: dict[str, str] = {}
+    for name, spoken in zip(names, words, strict=True):
+        if (other := first_names.setdefault(spoken, name)) != name:
+            raise UserError(f'{source}: {other!r} and {name!r} are the same text; rename one')
     if joined := [name for name in words if JOINED.search(name)]:
         _warn_once(
-            f'{where}: words are joined in {joined[0]!r}, which texts rarely do: separate them in '
+            f'{source}: words are joined in {joined[0]!r}, which texts rarely do: separate them in '
             f'a file of class names, {remedy}'
         )
     return words
@@ -161,13 +162,13 @@ def _warn_once(text: str) -> None:
     _log.warning('%s', text)
 
 
-def _require_order(names: Sequence[str], classes: Sequence[str], where: str) -> None:
+def _require_order(names: Sequence[str], classes: Sequence[str], source: str) -> None:
     """Raise UserError if a name is on the line of a different class."""
-    place = {name: label for label, name in enumerate(classes)}
+    labels = {name: label for label, name in enumerate(classes)}
     for line, name in enumerate(names):
-        if (label := place.get(name, line)) != line:
+        if (label := labels.get(name, line)) != line:
             raise UserError(
-                f'{where}, line {line + 1}: {name!r} is class {label} of the data, but class '
+                f'{source}, line {line + 1}: {name!r} is class {label} of the data, but class '
                 f'{line} is {classes[line]!r}; write the names in the order of the classes'
             )
 

@@ -60,8 +60,8 @@ class ExampleSet:
         batch, index, mask = empty_batch(self.data.spec, rows, self.data.plan.slots)
         for row, (number, fields) in enumerate(self.fields().items()):
             for name in self.data.spec:
-                place: tuple[Any, ...] = row, *map(slice, fields[name].shape)
-                batch[name][place] = fields[name]
+                region: tuple[Any, ...] = row, *map(slice, fields[name].shape)
+                batch[name][region] = fields[name]
             index[row, 0], mask[row, 0] = number, 1
         return batch
 

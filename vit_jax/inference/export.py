@@ -173,10 +173,10 @@ def _depends_on(name: str, function: Callable[..., Any], weights: Any, row: Any)
     """Return whether the outputs of a function (weights, row) depend on an array of the row."""
     probe = jax.export.export(jax.jit(function), platforms=['cpu'])(weights, row)
     leaves = jax.tree_util.tree_flatten_with_path((weights, row))[0]
-    place = [path for path, _ in leaves].index(
+    index = [path for path, _ in leaves].index(
         (jax.tree_util.SequenceKey(1), jax.tree_util.DictKey(name))
     )
-    return place in probe.module_kept_var_idx
+    return index in probe.module_kept_var_idx
 
 
 def quantize(weights: Mapping[str, np.ndarray]) -> Weights:
@@ -323,13 +323,13 @@ def load_exported(folder: Path) -> ExportedModel:
     from safetensors.numpy import load_file
 
     require_extra()
-    place = pathlib.Path(paths.absolute(folder))
-    if missing := [name for name in (PROGRAM, WEIGHTS, ABOUT) if not (place / name).is_file()]:
+    path = pathlib.Path(paths.absolute(folder))
+    if missing := [name for name in (PROGRAM, WEIGHTS, ABOUT) if not (path / name).is_file()]:
         raise UserError(f'{folder}: not an exported model: {missing[0]} is missing')
     try:
-        about = json.loads((place / ABOUT).read_text())
-        program = jax.export.deserialize(bytearray((place / PROGRAM).read_bytes()))
-        return ExportedModel(about, program, load_file(place / WEIGHTS))
+        about = json.loads((path / ABOUT).read_text())
+        program = jax.export.deserialize(bytearray((path / PROGRAM).read_bytes()))
+        return ExportedModel(about, program, load_file(path / WEIGHTS))
     except Exception as error:
         line = str(error).partition('\n')[0]
         raise UserError(f'{folder}: the exported model cannot be read: {line}') from error

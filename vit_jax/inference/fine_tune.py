@@ -97,17 +97,17 @@ def _from_run(
     config = copy.deepcopy(config)
     with config.unlocked(), config.ignore_type():
         for key_path in keys:
-            place, _, key = key_path.rpartition('.')
+            parent, _, key = key_path.rpartition('.')
             if key_path == 'model':
                 overrides = {k: v for k, v in config.model.items() if v is not None}
                 stored_model = stored.model.to_dict()
                 config.model = objects.merge_fields(stored_model['name'], stored_model, overrides)
                 _normalize_as(config, stored.task.to_dict())
-            elif key not in (group := find_section(stored, place)):
+            elif key not in (group := find_section(stored, parent)):
                 if key_path != 'init.select':
                     return None
             else:
-                _section(config, place)[key] = group[key]
+                _section(config, parent)[key] = group[key]
     return CompletedConfig(override(config, ()))
 
 

@@ -70,11 +70,11 @@ class Frozen:
     def require_classes(self, data_classes: Sequence[str]) -> None:
         """Raise UserError if the class names of a classifier and the data differ."""
         for name, classes in self.class_names.items():
-            wrong = [
+            mismatches = [
                 pair for pair in zip(classes, data_classes, strict=False) if pair[0] != pair[1]
             ]
-            if classes and data_classes and wrong:
-                model_class, data_class = wrong[0]
+            if classes and data_classes and mismatches:
+                model_class, data_class = mismatches[0]
                 raise UserError(
                     f'config.task.{name}={self.task.frozen[name]}: class '
                     f'{classes.index(model_class)} is {model_class!r} but {data_class!r} in data'

@@ -392,7 +392,7 @@ def _require_unedited(
     """
     if not isinstance(saved, Mapping):
         return
-    where, steps = folder.parent / run_folder.CONFIG, run_folder.finished_steps(folder)
+    file, steps = folder.parent / run_folder.CONFIG, run_folder.finished_steps(folder)
     before = _with_kept_vocab(from_dict(dict(saved)), folder.parent)
     changes = list(defaults.function_changes(before, config))
     if not changes and (changes := list(defaults.preparation_changes(before, config))):
@@ -406,8 +406,8 @@ def _require_unedited(
         changes = [('seed', *seeds)]
     for key, saved_value, value in changes:
         raise UserError(
-            f'{where}: config.{key} is {value!r}, but {saved_value!r} in the checkpoint '
-            f'{folder / str(step)}: undo the change, or delete {where.name} to use the config in '
+            f'{file}: config.{key} is {value!r}, but {saved_value!r} in the checkpoint '
+            f'{folder / str(step)}: undo the change, or delete {file.name} to use the config in '
             'the checkpoint'
         )
 

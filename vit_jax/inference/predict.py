@@ -304,7 +304,7 @@ def parameter_pictures(run: TrainedModel, pattern: str) -> list[ParameterPicture
     pictures = run.model.parameter_pictures(run.params, run.image_size)
     if not pictures:
         raise UserError(f'model {run.settings.model.name!r} has no parameters to draw')
-    chosen = [p for p in pictures if matches_start(pattern, p.name)]
-    if not chosen:
+    matching = [p for p in pictures if matches_start(pattern, p.name)]
+    if not matching:
         raise UserError(nearest('parameter', pattern, {p.name for p in pictures}))
-    return chosen
+    return matching

@@ -68,13 +68,13 @@ def check_weights(weights: Sequence[float] | None, count: int) -> tuple[float, .
 
 
 def _mean(values: Sequence[Any], weights: Sequence[float]) -> Any:
-    first = np.asarray(values[0])
-    if not np.issubdtype(first.dtype, np.floating):
+    start = np.asarray(values[0])
+    if not np.issubdtype(start.dtype, np.floating):
         return values[0]
-    total = np.zeros(first.shape, np.float64)
+    total = np.zeros(start.shape, np.float64)
     for weight, value in zip(weights, values, strict=True):
         total += weight * np.asarray(value, np.float64)
-    return total.astype(first.dtype)
+    return total.astype(start.dtype)
 
 
 def _require_alike(first: TrainedModel, other: TrainedModel) -> None:
@@ -100,12 +100,12 @@ def _require_alike(first: TrainedModel, other: TrainedModel) -> None:
 
 def _differences(models: Sequence[TrainedModel]) -> list[str]:
     """Describe each field of model or preparation in which others differ from the first."""
-    first = models[0]
+    base = models[0]
     fields = {
         key
         for other in models[1:]
-        for key in first.model_config.keys() | other.model_config.keys()
-        if first.model_config.get(key) != other.model_config.get(key)
+        for key in base.model_config.keys() | other.model_config.keys()
+        if base.model_config.get(key) != other.model_config.get(key)
     }
     notes = [f"config.model.{key} differs: the first model's is kept" for key in sorted(fields)]
     if len({model.transforms for model in models}) > 1:

@@ -108,11 +108,13 @@ def renormalize(
         np.allclose(a, b, rtol=1e-6) for a, b in zip(old_scale, scale, strict=True)
     ):
         return params, []
-    shown = (
+    scales = (
         ', '.join(f'{float(x):.4g}' for x in old_scale[0]),
         ', '.join(f'{float(x):.4g}' for x in old_scale[1]),
     )
-    note = f'the checkpoint normalizes by mean {shown[0]}, std {shown[1]}, but the task differently'
+    note = (
+        f'the checkpoint normalizes by mean {scales[0]}, std {scales[1]}, but the task differently'
+    )
     embed = params.get('patch_embed', {})
     is_first = any(re.search(p, 'patch_embed/kernel') for p in trained.model.layer_order()[:1])
     if 'kernel' not in embed or not is_first:
@@ -168,14 +170,14 @@ def move_positions(flat: Mapping[str, np.ndarray], old: str, new: str) -> dict[s
         return dict(flat)
     tokens = [name for name in ('cls_token', 'dist_token', 'register_tokens') if name in flat]
     counts = {name: flat[name].shape[1] for name in tokens}
-    first = sum(count for name, count in counts.items() if name != 'register_tokens')
-    rows = {'none': 0, 'class': first, 'all': sum(counts.values())}
+    leading = sum(count for name, count in counts.items() if name != 'register_tokens')
+    rows = {'none': 0, 'class': leading, 'all': sum(counts.values())}
     before, patches = np.split(flat['pos_embed'], [rows[old]], axis=1)
     before = np.pad(before, ((0, 0), (0, rows['all'] - rows[old]), (0, 0)))
     positioned, removed = np.split(before, [rows[new]], axis=1)
     result = {**flat, 'pos_embed': np.concatenate([positioned, patches], axis=1)}
-    at = np.cumsum([0, *counts.values()])
-    for name, start, end in zip(tokens, at[:-1], at[1:], strict=True):
+    bounds = np.cumsum([0, *counts.values()])
+    for name, start, end in zip(tokens, bounds[:-1], bounds[1:], strict=True):
         if start >= rows[new]:
             result[name] = flat[name] + removed[:, start - rows[new] : end - rows[new]]
     return result

@@ -143,13 +143,13 @@ def write_rows(
       chunks: Rows in order; at least one chunk, which determines dtype and shape.
     """
     chunks = iter(chunks)
-    first = next(chunks)
-    descr, shape = np.lib.format.dtype_to_descr(first.dtype), (count, *first.shape[1:])
+    first_chunk = next(chunks)
+    descr, shape = np.lib.format.dtype_to_descr(first_chunk.dtype), (count, *first_chunk.shape[1:])
     header = {'descr': descr, 'fortran_order': False, 'shape': shape}
     entry = zipfile.ZipInfo(f'{name}.npy')  # with a constant time
     with archive.open(entry, 'w', force_zip64=True) as member:
         np.lib.format.write_array_header_1_0(member, header)
-        for chunk in itertools.chain([first], chunks):
+        for chunk in itertools.chain([first_chunk], chunks):
             member.write(np.ascontiguousarray(chunk).data)
 
 

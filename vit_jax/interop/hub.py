@@ -126,11 +126,11 @@ def choose(names: Sequence[str], uri: HfUri) -> list[str]:
     if uri.path_in_repo in names:
         return _with_configs(names, [uri.path_in_repo])
     folder = f'{uri.path_in_repo}/' if uri.path_in_repo else ''
-    inside = [name.removeprefix(folder) for name in names if name.startswith(folder)]
-    if not inside and folder:
+    names_inside = [name.removeprefix(folder) for name in names if name.startswith(folder)]
+    if not names_inside and folder:
         near = _nearest(uri.path_in_repo, names) or _format_names(names)
         raise UserError(f'{_name(uri)}: the repository has no such file ({near})')
-    weights = _weights(inside, uri)
+    weights = _weights(names_inside, uri)
     return _with_configs(names, [folder + name for name in weights])
 
 
@@ -258,12 +258,12 @@ def _find_cached(uri: HfUri, reason: str, kind: type[UserError] = UserError) -> 
     names = [p.relative_to(snapshot).as_posix() for p in snapshot.rglob('*') if p.is_file()]
     if not names:
         raise kind(f'{_name(uri)}: not in the cache {constants.HF_HUB_CACHE}, and {reason}')
-    chosen = choose(names, uri)
-    local = [str(snapshot / name) for name in chosen]
-    for name, path in zip(chosen, local, strict=True):
+    names_chosen = choose(names, uri)
+    local = [str(snapshot / name) for name in names_chosen]
+    for name, path in zip(names_chosen, local, strict=True):
         if not _is_intact(path, uri):
             raise kind(f'{_name(uri)}: {name} is damaged in the cache ({path}), and {reason}')
-    return _checkpoint_path(local, chosen)
+    return _checkpoint_path(local, names_chosen)
 
 
 @contextlib.contextmanager

@@ -313,8 +313,8 @@ def select_part(flat: Flat, name: str) -> Flat:
     matches = {key: pattern.match(key) for key in flat}
     if below := {key[match.end() :]: flat[key] for key, match in matches.items() if match}:
         return below
-    first = ', '.join(sorted({key.partition('.')[0] for key in flat})[:_MAX_NAMES])
-    raise UserError(f'the file has no part {name!r} (it has: {first})')
+    examples = ', '.join(sorted({key.partition('.')[0] for key in flat})[:_MAX_NAMES])
+    raise UserError(f'the file has no part {name!r} (it has: {examples})')
 
 
 def common_prefix(flat: Mapping[str, Any]) -> str:
@@ -344,8 +344,11 @@ def _rank(prefix: str) -> int:
 
 def _distinct_part(prefixes: list[str]) -> str:
     """Return a name that only the first of these prefixes has."""
-    first, others = prefixes[0].split('.'), {x for p in prefixes[1:] for x in p.split('.')}
-    return next((name for name in first if name not in others), first[0])
+    first_words, other_words = (
+        prefixes[0].split('.'),
+        {x for p in prefixes[1:] for x in p.split('.')},
+    )
+    return next((name for name in first_words if name not in other_words), first_words[0])
 
 
 def _describe_ignored(flat: Flat, prefix: str, models: list[str]) -> str:

@@ -43,16 +43,16 @@ def read_merged(folder: str) -> tuple[Flat, dict[str, Any]]:
     Raises:
       UserError: if the adapters are of a different kind, or the model is not found or does not fit.
     """
-    where = f'{folder}/{CONFIG}'
+    source = f'{folder}/{CONFIG}'
     try:
-        config = paths.parse_json(paths.read_bytes(Path(where)))
+        config = paths.parse_json(paths.read_bytes(Path(source)))
     except ValueError as error:
-        raise UserError(f'{where}: not valid JSON: {error}') from None
+        raise UserError(f'{source}: not valid JSON: {error}') from None
     if (kind := config.get('peft_type')) != 'LORA':
-        raise UserError(f'{where}: adapters of type {kind!r} are not supported, only LORA')
+        raise UserError(f'{source}: adapters of type {kind!r} are not supported, only LORA')
     if config.get('fan_in_fan_out') or config.get('lora_bias') or config.get('layer_replication'):
         raise UserError(
-            f'{where}: fan_in_fan_out, lora_bias and layer_replication are not supported'
+            f'{source}: fan_in_fan_out, lora_bias and layer_replication are not supported'
         )
     base = str(config.get('base_model_name_or_path'))
     local = Path(folder, base)
@@ -60,18 +60,18 @@ def read_merged(folder: str) -> tuple[Flat, dict[str, Any]]:
     try:
         flat, base_config = files.read_stored(location)
     except UserError as error:
-        raise UserError(f'{where}: base_model_name_or_path: {error}') from None
+        raise UserError(f'{source}: base_model_name_or_path: {error}') from None
     layers, saved = _layers(files.read_stored(f'{folder}/{WEIGHTS}')[0])
     before = {name: array.shape for name, array in flat.items()}
     weight_names = {
         _our_name(name.removesuffix('.weight')): name for name in flat if name.endswith('.weight')
     }
     for layer, matrices in layers.items():
-        name = _find_weight(f'{layer}.weight', flat, weight_names, where)
+        name = _find_weight(f'{layer}.weight', flat, weight_names, source)
         flat[name] = _merge(flat[name], layer, matrices, config)
     for name, array in saved.items():
         layer, _, leaf = name.rpartition('.')
-        weight = _find_weight(f'{layer}.weight', flat, weight_names, where)
+        weight = _find_weight(f'{layer}.weight', flat, weight_names, source)
         flat[f'{weight.removesuffix("weight")}{leaf}'] = array
     heads = {name for name in before if flat[name].shape != before[name]}
     retained_config = {
@@ -99,12 +99,12 @@ def _our_name(layer: str) -> str:
     return (start >= 0 and names.to_ours(layer[start:], _transformers.VIT_TABLE)) or layer
 
 
-def _find_weight(name: str, flat: Flat, weight_names: Mapping[str, str], where: str) -> str:
+def _find_weight(name: str, flat: Flat, weight_names: Mapping[str, str], source: str) -> str:
     """Find the name of an array in the model's file."""
     if name in flat:
         return name
     if (key := _our_name(name.removesuffix('.weight'))) not in weight_names:
-        raise UserError(f'{where}: {name} is adapted, but the model has no such array')
+        raise UserError(f'{source}: {name} is adapted, but the model has no such array')
     return weight_names[key]
 
 
@@ -232,10 +232,10 @@ def _names(
 def _name_in_models(name: str) -> str:
     """Translate the name of an array in transformers' files to its models since version 5."""
     start, (layer, _, leaf) = name.find(_IN_FILES), name.rpartition('.')
-    if start < 0 or not (ours := names.to_ours(layer[start:], _transformers.VIT_TABLE)):
+    if start < 0 or not (our_name := names.to_ours(layer[start:], _transformers.VIT_TABLE)):
         return name
     rows = tuple(row for row in _transformers.VIT_TABLE if row[0].startswith(_IN_MODELS))
-    return f'{name[:start]}{names.to_theirs(ours, rows) or layer[start:]}.{leaf}'
+    return f'{name[:start]}{names.to_theirs(our_name, rows) or layer[start:]}.{leaf}'
 
 
 def _matrices(adapter_params: Mapping[str, Any], layers: Mapping[str, str]) -> Flat:

@@ -188,11 +188,13 @@ class TrainedModel:
         """
         if 'channels' in self.raw_images:
             return self.raw_images['channels']
-        first = [self.model.first_layer] if self.model.first_layer else self.model.layer_order()[:1]
+        first_layers = (
+            [self.model.first_layer] if self.model.first_layer else self.model.layer_order()[:1]
+        )
         kernels = (
             leaf
             for path, leaf in param_paths(self.params).items()
-            if leaf.ndim == 4 and any(re.search(pattern, path) for pattern in first)
+            if leaf.ndim == 4 and any(re.search(pattern, path) for pattern in first_layers)
         )
         return next((kernel.shape[2] for kernel in kernels), 3)
 
@@ -206,8 +208,8 @@ class TrainedModel:
             return None
         size = (*(self.image_size or (32, 32)), self.channels)
         images = jnp.stack([jnp.full(size, byte, jnp.uint8) for byte in (0, 255)])
-        first = np.asarray(self.task.inputs({'image': images})[0])
-        return first[:, 0, 0] if first.shape == images.shape else None
+        pixels = np.asarray(self.task.inputs({'image': images})[0])
+        return pixels[:, 0, 0] if pixels.shape == images.shape else None
 
     def with_notes(self, *notes: str) -> TrainedModel:
         """Return a copy with additional notes."""
@@ -352,12 +354,12 @@ def class_order(trained: TrainedModel, classes: SourceInfo) -> ClassOrder | None
 
 
 def reorder_head(
-    flat: Mapping[str, np.ndarray], head: str, chosen: np.ndarray
+    flat: Mapping[str, np.ndarray], head: str, indices: np.ndarray
 ) -> dict[str, np.ndarray]:
     """Return the arrays of a head, with the chosen outputs first."""
     arrays = {name: np.asarray(x) for name, x in flat.items() if name.startswith(f'{head}/')}
     count = next(iter(arrays.values())).shape[-1]
-    order = np.append(chosen, np.setdiff1d(np.arange(count), chosen))
+    order = np.append(indices, np.setdiff1d(np.arange(count), indices))
     return {name: array[..., order] for name, array in arrays.items()}
 
 
@@ -367,24 +369,24 @@ def read_classes(path: str) -> np.ndarray:
     Raises:
       UserError: if there is no such file, or a line is not a number.
     """
-    where = f'config.init.classes={path}'
+    source = f'config.init.classes={path}'
     try:
         lines = paths.read_lines(paths.absolute(path))
     except (OSError, UnicodeDecodeError) as e:
-        raise UserError(f'{where}: cannot be read: {e}') from None
+        raise UserError(f'{source}: cannot be read: {e}') from None
     for number, line in enumerate(lines, 1):
         if not line.strip().isdecimal():
-            raise UserError(f'{where}, line {number}: {line!r} is not a class number')
+            raise UserError(f'{source}, line {number}: {line!r} is not a class number')
     return np.array([int(line) for line in lines], np.int64)
 
 
-def take_classes(imported: TrainedModel, model: Any, chosen: np.ndarray) -> TrainedModel:
+def take_classes(imported: TrainedModel, model: Any, indices: np.ndarray) -> TrainedModel:
     """Keep only the chosen classes of a checkpoint's head, and add a note about it.
 
     Args:
       imported: Checkpoint.
       model: New Linen module; the last of its `head_layers` has an output per class.
-      chosen: Class numbers in the checkpoint, in the order of the model.
+      indices: Class numbers in the checkpoint, in the order of the model.
 
     Raises:
       UserError: if the checkpoint has no such head or class, or the run has a different number of
@@ -395,18 +397,18 @@ def take_classes(imported: TrainedModel, model: Any, chosen: np.ndarray) -> Trai
     head_arrays = {name: np.asarray(x) for name, x in flat.items() if name.startswith(f'{head}/')}
     if not head_arrays:
         raise UserError(f'config.init.classes: the checkpoint has no {head} to take classes from')
-    if len(chosen) != num_classes:
+    if len(indices) != num_classes:
         raise UserError(
-            f'config.init.classes: {len(chosen)} lines, but the run has {num_classes} classes'
+            f'config.init.classes: {len(indices)} lines, but the run has {num_classes} classes'
         )
     outputs = next(iter(head_arrays.values())).shape[-1]
     count = imported.model_config.get('num_classes') or outputs
-    if chosen.max() >= count:
+    if indices.max() >= count:
         raise UserError(
-            f'config.init.classes: class {chosen.max()} is not in a head with {count} classes, '
+            f'config.init.classes: class {indices.max()} is not in a head with {count} classes, '
             'numbered from 0'
         )
-    order = np.append(chosen, np.arange(count, outputs))  # a detector has a further output
+    order = np.append(indices, np.arange(count, outputs))  # a detector has a further output
     flat |= {name: array[..., order] for name, array in head_arrays.items()}
     params: dict[str, Any] = traverse_util.unflatten_dict(flat, sep='/')
     note = f'{head}: {num_classes} of its {count} classes are taken'

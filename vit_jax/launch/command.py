@@ -37,11 +37,11 @@ def for_processes(words: Sequence[str], processes: int) -> list[str]:
     return [*words, '--distributed']
 
 
-def require_installed(needed: Sequence[str], what: str) -> None:
+def require_installed(needed: Sequence[str], feature: str) -> None:
     """Raise UserError for an extra that is missing here, since jobs use this installation."""
     for extra in needed:
         if not extras.is_installed(extra):
-            raise extras.missing_error(what, extra)
+            raise extras.missing_error(feature, extra)
 
 
 def require_bucket(launcher: str, words: Sequence[str]) -> None:

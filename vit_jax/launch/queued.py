@@ -255,7 +255,7 @@ class TpuJob(CloudJob):
 
     def resource(self) -> Resource:
         """Queued resource of the job; its label distinguishes jobs with the same name."""
-        what = repr((*self.words, self.tpu, self.slices, self.min_slices))
+        identity = repr((*self.words, self.tpu, self.slices, self.min_slices))
         return Resource(
             self.name,
             self.zone,
@@ -263,7 +263,7 @@ class TpuJob(CloudJob):
             project=self.project,
             spot=self.spot,
             flex_start=self.flex_start,
-            label=hashlib.sha256(what.encode()).hexdigest()[:16],
+            label=hashlib.sha256(identity.encode()).hexdigest()[:16],
             options=self.options,
         )
 

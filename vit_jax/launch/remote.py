@@ -120,15 +120,15 @@ def _stop(name: str) -> str:
     return _STOP.format(name=name, seconds=STOP_SECONDS)
 
 
-def status(name: str, seen: int) -> str:
-    """Return the script that prints the log from byte `seen` on, and then the run's state."""
+def status(name: str, start_byte: int) -> str:
+    """Return the script that prints the log from a byte on, and then the run's state."""
     return _STATUS.format(
         name=name,
         new=NEW,
         running=RUNNING,
         killed=KILLED,
-        seen=seen,
-        first=seen + 1,
+        seen=start_byte,
+        first=start_byte + 1,
         marker=STATE,
     )
 
@@ -163,10 +163,10 @@ def files() -> list[str]:
     """
     command = ['git', 'ls-files', '-z', '--cached', '--others', '--exclude-standard']
     try:
-        listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     except (FileNotFoundError, subprocess.CalledProcessError):
-        listed = ''
-    existing = [name for name in listed.split('\0') if name and pathlib.Path(name).exists()]
+        output = ''
+    existing = [name for name in output.split('\0') if name and pathlib.Path(name).exists()]
     if 'constraints.txt' not in existing:
         raise UserError(
             'launch tpu copies the files that git lists: run it in the root of the repository'

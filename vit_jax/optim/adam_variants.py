@@ -79,8 +79,8 @@ def ademamix(
         return jnp.minimum(count / max(mix_steps, 1), 1.0)
 
     def slow_decay(count: jax.Array) -> jax.Array:
-        first, last, t = math.log(b1), math.log(b3), share(count)
-        return jnp.exp(first * last / ((1 - t) * last + t * first))
+        log_b1, log_b3, t = math.log(b1), math.log(b3), share(count)
+        return jnp.exp(log_b1 * log_b3 / ((1 - t) * log_b3 + t * log_b1))
 
     moving = bool(mix_steps and b1 and b3)
     return optax.chain(

@@ -125,15 +125,15 @@ def _delays(optim: Optim, times: Durations, rate: optax.Schedule) -> list[Delay]
     """Convert `lr_delays` to rules for `delayed`."""
     delays: list[Delay] = []
     for pattern, *durations in optim.lr_delays:
-        first, *warmup = (times.steps(text) for text in durations)
+        delay, *warmup = (times.steps(text) for text in durations)
         delayed_factor = None
         if warmup:
             schedule = dataclasses.replace(optim.schedule, warmup=warmup[0])
-            remaining_steps = max(times.total_steps - first, 1)
+            remaining_steps = max(times.total_steps - delay, 1)
             delayed_factor = _ratio(
-                schedules.make_schedule(schedule, optim.lr, times, remaining_steps), first, rate
+                schedules.make_schedule(schedule, optim.lr, times, remaining_steps), delay, rate
             )
-        delays.append((pattern, first, delayed_factor))
+        delays.append((pattern, delay, delayed_factor))
     return delays
 
 
@@ -239,8 +239,10 @@ def _options(name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     valid = options(name)
     for key in kwargs:
         if key not in valid:
-            ours = (declared.name for declared in dataclasses.fields(Optim))
-            raise UserError(f'config.optim ({name}): ' + nearest('key', key, {*valid, *ours}))
+            declared_names = (declared.name for declared in dataclasses.fields(Optim))
+            raise UserError(
+                f'config.optim ({name}): ' + nearest('key', key, {*valid, *declared_names})
+            )
     for key in kwargs.keys() & set(_FRACTIONS):
         if kwargs[key] is not None:
             check_number(key, kwargs[key], lambda x: 0 <= x < 1, 'in [0, 1)')

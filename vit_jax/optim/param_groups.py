@@ -118,10 +118,10 @@ def delay_updates(tx: optax.GradientTransformation, delays: Sequence[Delay]) -> 
     def update(updates: PyTree, count: jax.Array, _: PyTree = None) -> tuple[PyTree, jax.Array]:
         def started(path: Any, update: jax.Array) -> jax.Array:
             rules = (rule for rule in delays if re.search(rule[0], path_name(path)))
-            _, first, factor = next(rules, ('', 0, None))
+            _, start, factor = next(rules, ('', 0, None))
             if factor is not None:
                 update *= factor(count).astype(update.dtype)
-            return jnp.where(count < first, 0, update)
+            return jnp.where(count < start, 0, update)
 
         updates = jax.tree_util.tree_map_with_path(started, updates)
         return updates, optax.safe_increment(count)

@@ -236,13 +236,13 @@ def _timing(
     flops_per_row: int,
     seconds: np.ndarray,
 ) -> Timing:
-    first, remaining = seconds[0], seconds[1:]
+    first_seconds, remaining = seconds[0], seconds[1:]
     step, p10, p90 = (float(np.quantile(remaining, q)) for q in (0.5, 0.1, 0.9))
     device = layout.mesh.local_devices[0]
     total = flops_per_row * batch_size
     return Timing(
         batch_size=batch_size,
-        compile_sec=max(float(first) - step, 0.0),
+        compile_sec=max(float(first_seconds) - step, 0.0),
         step_sec=step,
         step_sec_p10=p10,
         step_sec_p90=p90,

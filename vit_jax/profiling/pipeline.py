@@ -69,11 +69,11 @@ def measure_throughput(
     """
     loading, start_time = data.reading(), time.perf_counter()
     with contextlib.closing(data.train_batches()) as batches_iter:
-        first = next(batches_iter)
+        first_batch = next(batches_iter)
         first_sec = time.perf_counter() - start_time
         report(1)
         if batches == 1:
-            return Throughput(first, first_sec, 0.0, {}, 1.0, 1.0, loading)
+            return Throughput(first_batch, first_sec, 0.0, {}, 1.0, 1.0, loading)
         for discarded in range(loading.held):
             next(batches_iter)
             report(2 + discarded)
@@ -86,7 +86,9 @@ def measure_throughput(
             number += 1
             report(number)
     per_sec = {name: n / times[-1] for name, n in counts.items()}
-    return Throughput(first, first_sec, times[-1], per_sec, *_spread(np.array(times)), loading)
+    return Throughput(
+        first_batch, first_sec, times[-1], per_sec, *_spread(np.array(times)), loading
+    )
 
 
 def _spread(times: np.ndarray) -> tuple[float, float]:

@@ -313,10 +313,10 @@ def _remat_overrides(config: ConfigDict) -> list[str]:
     if str not in schema.accepted_types(remat):
         return [] if current else ['model.remat=True']
     policies = list(POLICIES)
-    first = (
+    index = (
         0 if current is False else len(policies) if current is True else policies.index(current) + 1
     )
-    return [f'model.remat={name}' for name in policies[first:]]
+    return [f'model.remat={name}' for name in policies[index:]]
 
 
 def keeps_all_activations(config: ConfigDict) -> bool:
@@ -349,16 +349,16 @@ def largest_batch(
         raise UserError('--batch-size fit counts examples, but this config counts tokens')
     unit = topology.devices // run.parallel.tensor * run.step.accum_steps
 
-    tried = {}
+    results = {}
 
     def fits(units: int) -> bool:
         changed = with_override(config, f'batch_size={units * unit}')
-        tried[units] = changed, preflight(changed, topology, **options)
-        return tried[units][1][0][0].fits
+        results[units] = changed, preflight(changed, topology, **options)
+        return results[units][1][0][0].fits
 
     if not (units := largest_that_fits(fits, max(run.batch_size // unit, 1))):
         raise UserError(f'--batch-size fit: not even {unit} examples fit')
-    return tried[units]
+    return results[units]
 
 
 def memory_parts(buffers: str, module: Module) -> dict[str, int]:
@@ -435,13 +435,13 @@ def try_microbatches(
             previous_seconds = run.seconds
 
 
-def choose_microbatches(tried: Trials) -> tuple[int, str]:
+def choose_microbatches(results: Trials) -> tuple[int, str]:
     """Choose the best number of microbatches, and give the reason.
 
     Raises:
       UserError: if the step fits with none of them.
     """
-    fitting = {n: run.seconds for n, (reports, run) in tried.items() if reports[-1].fits}
+    fitting = {n: run.seconds for n, (reports, run) in results.items() if reports[-1].fits}
     if not fitting:
         raise UserError('--accum fit: the step does not fit with any number of microbatches')
     fewest, best = min(fitting), min(fitting, key=lambda n: fitting[n])
@@ -456,24 +456,24 @@ def choose_microbatches(tried: Trials) -> tuple[int, str]:
     return 1, f'accumulation does not pay: it lowers the bound {gain}'
 
 
-def largest_that_fits(fits: Callable[[int], bool], first: int, most: int | None = None) -> int:
+def largest_that_fits(fits: Callable[[int], bool], start: int, most: int | None = None) -> int:
     """Find the largest number that fits, within an eighth; 0 if 1 does not.
 
     Args:
       fits: Function that returns whether a number fits, called once for each.
-      first: First number to try, at least 1.
-      most: Largest number that may be returned, at least `first`.
+      start: First number to try, at least 1.
+      most: Largest number that may be returned, at least `start`.
     """
-    low, high, tried = 0, None, first
-    while tried and (high is None or high - low > max(low // 8, 1)):
-        if fits(tried):
-            low = tried
+    low, high, size = 0, None, start
+    while size and (high is None or high - low > max(low // 8, 1)):
+        if fits(size):
+            low = size
         else:
-            high = tried
+            high = size
         if high is not None:
-            tried = (low + high) // 2
+            size = (low + high) // 2
         elif low == most:
             break
         else:
-            tried = 2 * low if most is None else min(2 * low, most)
+            size = 2 * low if most is None else min(2 * low, most)
     return low

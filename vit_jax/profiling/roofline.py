@@ -181,8 +181,8 @@ def _op_name(module: Module, instruction: Instruction) -> str:
     """Return the name of an instruction, or of the last named one inside."""
     if instruction.op_name or not instruction.called:
         return instruction.op_name
-    inside = [i.op_name for name in instruction.called for i in module.computations[name]]
-    return next((name for name in reversed(inside) if name), '')
+    names = [i.op_name for name in instruction.called for i in module.computations[name]]
+    return next((name for name in reversed(names) if name), '')
 
 
 def module_path(op_name: str) -> str:
@@ -256,24 +256,26 @@ def _results(operands: list[Instruction], instruction: Instruction) -> tuple[Arr
 
 
 def _fusion_bytes(module: Module, operands: list[Instruction], outside: Instruction) -> int:
-    inside = module.computations[outside.called[0]]
-    written, read = _continued_arrays(outside)
+    computation = module.computations[outside.called[0]]
+    written_arrays, read = _continued_arrays(outside)
     reads = sum(
-        _hbm(operand) if (part := _part_read(module, inside, parameter)) is None
+        _hbm(operand) if (part := _part_read(module, computation, parameter)) is None
         else part * (operand.arrays[0].space == 0)
-        for i, (parameter, operand) in enumerate(zip(inside.parameters, operands, strict=False))
+        for i, (parameter, operand) in enumerate(
+            zip(computation.parameters, operands, strict=False)
+        )
         if operand.arrays and i not in read
     )  # fmt: skip
-    return reads + _bytes_written(module, inside, outside, written)
+    return reads + _bytes_written(module, computation, outside, written_arrays)
 
 
-def _part_read(module: Module, inside: Computation, parameter: Instruction) -> int | None:
+def _part_read(module: Module, computation: Computation, parameter: Instruction) -> int | None:
     """Count the bytes of a parameter that a (nested) fusion reads; None for all."""
     total = 0
-    for user in inside.users[parameter.name]:
+    for user in computation.users[parameter.name]:
         if user.opcode in THROUGH or user.opcode == 'fusion':
-            for where, name in _names_of(module, inside, user, parameter):
-                if (part := _part_read(module, where, name)) is None:
+            for location, name in _names_of(module, computation, user, parameter):
+                if (part := _part_read(module, location, name)) is None:
                     return None
                 total += part
         elif user.opcode in SLICES and user.operands[0] == parameter.name:
@@ -284,11 +286,11 @@ def _part_read(module: Module, inside: Computation, parameter: Instruction) -> i
 
 
 def _names_of(
-    module: Module, inside: Computation, user: Instruction, operand: Instruction
+    module: Module, computation: Computation, user: Instruction, operand: Instruction
 ) -> list[tuple[Computation, Instruction]]:
     """Find the instructions for `operand` in its user: parameters of a nested fusion."""
     if user.opcode in THROUGH:
-        return [(inside, user)]
+        return [(computation, user)]
     within = module.computations[user.called[0]]
     pairs = zip(within.parameters, user.operands, strict=True)
     return [(within, parameter) for parameter, name in pairs if name == operand.name]
@@ -305,32 +307,32 @@ def _continued_arrays(fusion: Instruction) -> tuple[set[int], set[int]]:
 
 
 def _bytes_written(
-    module: Module, inside: Computation, outside: Instruction, skipped: set[int]
+    module: Module, computation: Computation, outside: Instruction, skipped: set[int]
 ) -> int:
     """Count the bytes that a fusion writes; of in-place updates, only the update."""
-    root = inside.root
-    results = [inside[name] for name in root.operands] if root.opcode == 'tuple' else [root]
+    root = computation.root
+    results = [computation[name] for name in root.operands] if root.opcode == 'tuple' else [root]
     arrays = outside.arrays
     if outside.opcode == 'async-start':  # (operands), results, context
         arrays = arrays[len(outside.operands) :][: sum(len(result.arrays) for result in results)]
     if len(results) != len(arrays):
         return sum(a.hbm for i, a in enumerate(arrays) if i not in skipped)
     return sum(
-        _size_written(module, inside, result) * (array.space == 0)
+        _size_written(module, computation, result) * (array.space == 0)
         for i, (result, array) in enumerate(zip(results, arrays, strict=True))
         if i not in skipped
     )
 
 
-def _size_written(module: Module, inside: Computation, result: Instruction) -> int:
+def _size_written(module: Module, computation: Computation, result: Instruction) -> int:
     while result.opcode in THROUGH or (result.opcode == 'fusion' and len(result.arrays) == 1):
         if result.opcode == 'fusion':
-            inside = module.computations[result.called[0]]
-            result = inside.root
+            computation = module.computations[result.called[0]]
+            result = computation.root
         else:
-            result = inside[result.operands[0]]
-    written = inside[result.operands[1]] if result.opcode == UPDATE else result
-    return written.arrays[0].size
+            result = computation[result.operands[0]]
+    result_array = computation[result.operands[1]] if result.opcode == UPDATE else result
+    return result_array.arrays[0].size
 
 
 def _part(array: Array, of: Array) -> int:
@@ -394,29 +396,29 @@ def groups_of(attributes: str) -> tuple[tuple[int, ...], ...]:
         ids = np.arange(math.prod(source)).reshape(source)
         return tuple(map(tuple, ids.transpose(order or None).reshape(shape).tolist()))
     if match := LISTED.search(attributes):
-        listed = re.findall(r'\{([\d,]*)\}', match[1])
-        return tuple(tuple(int(n) for n in group.split(',') if n) for group in listed)
+        group_texts = re.findall(r'\{([\d,]*)\}', match[1])
+        return tuple(tuple(int(n) for n in group.split(',') if n) for group in group_texts)
     return ()
 
 
 def _groups_along(mesh: str, order: str | None, axes: str) -> tuple[tuple[int, ...], ...]:
     """Parse groups along mesh axes: `'a'=4,'b'=2` and `'a','b':(1)2`, a part of b."""
     sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", mesh)}
-    chosen = {name: (int(p or 1), int(n or 0)) for name, p, n in SUBAXIS.findall(axes)}
+    subaxes = {name: (int(p or 1), int(n or 0)) for name, p, n in SUBAXIS.findall(axes)}
     shape, grouped = [], []
     for name, size in sizes.items():
-        before, part = chosen.get(name, (1, 1))
+        before, part = subaxes.get(name, (1, 1))
         part = part or size
         shape += [before, part, size // (before * part)]
-        grouped += [False, name in chosen, False]
+        grouped += [False, name in subaxes, False]
     ids = np.arange(math.prod(shape))
     if order and (match := PERMUTED.fullmatch(order)):  # ids as `[2,4]T(1,0)`
         source, axis_order = ([int(n) for n in part.split(',')] for part in match.groups())
         ids = ids.reshape(source).transpose(axis_order).ravel()
     elif order:
         ids = np.array([int(n) for n in order.split(',')])
-    fixed_axes = [i for i, inside in enumerate(grouped) if not inside]
-    last = [i for i, inside in enumerate(grouped) if inside]
+    fixed_axes = [i for i, is_along in enumerate(grouped) if not is_along]
+    last = [i for i, is_along in enumerate(grouped) if is_along]
     count = math.prod(shape[i] for i in last)
     return tuple(
         map(tuple, ids.reshape(shape).transpose(fixed_axes + last).reshape(-1, count).tolist())

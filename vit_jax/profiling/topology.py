@@ -353,7 +353,7 @@ def _sides(count: int, dims: int) -> list[tuple[int, ...]]:
     if dims == 1:
         return [(count,)]
     firsts = [n for n in range(1, count + 1) if count % n == 0]
-    shapes = [(n, *others) for n in firsts for others in _sides(count // n, dims - 1)]
+    shapes = [(n, *other_sides) for n in firsts for other_sides in _sides(count // n, dims - 1)]
     return [s for s in shapes if list(s) == sorted(s)]
 
 

@@ -92,7 +92,7 @@ def limit_bytes(kind: str) -> int:
 
 def entries(kind: str) -> list[Entry]:
     """List the entries of a kind, the least recently used first."""
-    listed = []
+    cached = []
     for path in folder(kind).glob(KINDS[kind].pattern):
         if path.name.startswith('.') or path.name.endswith(ORIGIN):
             continue
@@ -100,8 +100,8 @@ def entries(kind: str) -> list[Entry]:
             stat = path.stat()
             # Reading a folder's entries changes its access time, as `list cache` does.
             used = stat.st_mtime if path.is_dir() else max(stat.st_atime, stat.st_mtime)
-            listed.append(Entry(kind, str(path), _size(path), used, _origin(path)))
-    return sorted(listed, key=lambda entry: entry.used)
+            cached.append(Entry(kind, str(path), _size(path), used, _origin(path)))
+    return sorted(cached, key=lambda entry: entry.used)
 
 
 def record_origin(path: pathlib.Path, origin: str) -> None:
@@ -124,12 +124,12 @@ def trim(kind: str, needed: Collection[pathlib.Path] = ()) -> None:
       needed: Entries that stay.
     """
     limit, spared = limit_bytes(kind), time.time() - KINDS[kind].spared_days * _DAY
-    listed, paths = entries(kind), {str(path) for path in needed}
-    size = sum(entry.bytes for entry in listed)
-    for entry in listed:
+    cached, needed_paths = entries(kind), {str(path) for path in needed}
+    size = sum(entry.bytes for entry in cached)
+    for entry in cached:
         if size <= limit:
             return
-        if entry.path not in paths and entry.used <= spared:
+        if entry.path not in needed_paths and entry.used <= spared:
             remove(entry)
             size -= entry.bytes
 

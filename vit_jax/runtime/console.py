@@ -77,7 +77,7 @@ def status(text: str) -> Any:
 
 @contextlib.contextmanager
 def progress(
-    what: str, total: int | None, *, quiet: bool = False, is_bytes: bool = False
+    label: str, total: int | None, *, quiet: bool = False, is_bytes: bool = False
 ) -> Iterator[Callable[..., None]]:
     """Show a progress bar if standard error is a terminal; yield a function to advance it."""
     console = Console(stderr=True)
@@ -85,7 +85,7 @@ def progress(
     count = DownloadColumn(binary_units=True) if is_bytes else MofNCompleteColumn()
     columns = (description, count, BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as bar:
-        task = bar.add_task(what, total=total)
+        task = bar.add_task(label, total=total)
         yield lambda count=1: bar.advance(task, count)
 
 

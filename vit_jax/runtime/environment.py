@@ -125,7 +125,7 @@ def package_versions() -> Mapping[str, str]:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages, and the commit of a checkout."""
-    checkout = {'commit': found} if (found := commit()) else {}
+    checkout = {'commit': revision} if (revision := commit()) else {}
     return {'python': platform.python_version(), **package_versions(), **checkout}
 
 
@@ -137,8 +137,10 @@ def commit() -> str:
     if (root / '.git').exists():
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             command = ['git', '--no-optional-locks', '-C', str(root), *describe]
-            done = subprocess.run(command, capture_output=True, check=True, text=True, timeout=10)
-            return done.stdout.strip()
+            completed = subprocess.run(
+                command, capture_output=True, check=True, text=True, timeout=10
+            )
+            return completed.stdout.strip()
     return ''
 
 

@@ -247,12 +247,12 @@ def make_mesh(
     devices_by_slice = by_slice(devices, slices)
     size = len(devices_by_slice[0])
     if fsdp < 1 or tensor < 1 or size % (fsdp * tensor):
-        where = (
+        per_slice = (
             '' if len(devices_by_slice) == 1 else f' of each of the {len(devices_by_slice)} slices'
         )
         raise UserError(
             f'config.parallel: fsdp={fsdp} times tensor={tensor} must divide '
-            f'the {size} devices{where}'
+            f'the {size} devices{per_slice}'
         )
     # An axis may be part of a dimension of the slice: 4 of the 8 chips along one.
     place = partial(mesh_utils.create_device_mesh, allow_split_physical_axes=True)
@@ -278,14 +278,14 @@ def by_slice(
         # On other platforms `slice_index` is the number of the host or process.
         index = getattr(device, 'slice_index', 0) if device.platform == 'tpu' else 0
         by_index.setdefault(index, []).append(device)
-    parts = [by_index[index] for index in sorted(by_index)]
-    if len(sizes := sorted({len(part) for part in parts})) > 1:
+    groups = [by_index[index] for index in sorted(by_index)]
+    if len(sizes := sorted({len(part) for part in groups})) > 1:
         raise UserError(f'the slices have {sizes[0]} to {sizes[-1]} devices: must be equal')
-    if slices in (None, len(parts)):
-        return list(parts)
-    if len(parts) > 1:
+    if slices in (None, len(groups)):
+        return list(groups)
+    if len(groups) > 1:
         raise UserError(
-            f'config.parallel.slices={slices}: the devices are on {len(parts)} slices; '
+            f'config.parallel.slices={slices}: the devices are on {len(groups)} slices; '
             'leave the key out'
         )
     if slices < 1 or len(devices) % slices:
@@ -369,13 +369,13 @@ def spread_spec(spec: P, shape: tuple[int, ...], mesh: Mesh) -> P:
     split = [_names(part) for part in (*spec, *[None] * (len(shape) - len(spec)))]
     used = {name for names in split for name in names}
     unused = tuple(name for name in WITHIN if name not in used and mesh.shape[name] > 1)
-    parts = math.prod(mesh.shape[name] for name in unused)
+    ways = math.prod(mesh.shape[name] for name in unused)
     sizes = [
         n // math.prod(mesh.shape[name] for name in names)
         for n, names in zip(shape, split, strict=True)
     ]
-    divisible = [i for i, n in enumerate(sizes) if n % parts == 0]
-    if parts > 1 and divisible:
+    divisible = [i for i, n in enumerate(sizes) if n % ways == 0]
+    if ways > 1 and divisible:
         split[max(divisible, key=lambda i: sizes[i])] += unused
     return P(*[names or None for names in split])
 
@@ -410,10 +410,10 @@ def sum_over_slices(grads: PyTree, spec_of: Callable[[Any, Any], P], mesh: Mesh)
         return part if same else jax.lax.optimization_barrier(part).reshape(leaf.shape)
 
     place_all = jax.tree_util.tree_map_with_path
-    parts = jax.lax.psum(place_all(as_matrix, place_all(partial(place, True), grads)), SLICE)
-    parts = jax.tree.map(restored, parts, grads)
+    sums = jax.lax.psum(place_all(as_matrix, place_all(partial(place, True), grads)), SLICE)
+    sums = jax.tree.map(restored, sums, grads)
     # Placed twice: otherwise the compiler may gather the parts before it sums them.
-    return place_all(partial(place, False), place_all(partial(place, True), parts))
+    return place_all(partial(place, False), place_all(partial(place, True), sums))
 
 
 def matrix_shape(spec: P, leaf: Any) -> tuple[int, ...]:

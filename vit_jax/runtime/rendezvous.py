@@ -333,9 +333,9 @@ def _message(text: bytes) -> dict[str, Any]:
 def _format_processes(processes: Iterable[int]) -> str:
     """Numbers of processes as 'process 3' or 'processes 1, 2, 3, 4 and 60 more'."""
     numbers = [str(number) for number in processes]
-    shown = ', '.join(numbers[:_SHOWN])
+    listed_numbers = ', '.join(numbers[:_SHOWN])
     more = f' and {len(numbers) - _SHOWN} more' if len(numbers) > _SHOWN else ''
-    return f'process{"es" * (len(numbers) > 1)} {shown}{more}'
+    return f'process{"es" * (len(numbers) > 1)} {listed_numbers}{more}'
 
 
 def _print_line(line: str) -> None:

@@ -40,9 +40,9 @@ class Watchdog:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
 
-    def beat(self, done: str) -> None:
-        """Record that `done` was just finished."""
-        self._last, self._done = time.monotonic(), done
+    def beat(self, event: str) -> None:
+        """Record that `event` was just finished."""
+        self._last, self._done = time.monotonic(), event
 
     def _watch(self) -> None:
         assert self._seconds is not None

@@ -45,14 +45,14 @@ class LossCurve:
 
     def until(self, step: int) -> LossCurve:
         """Cut off the losses after a step."""
-        known = self.steps <= step
-        return dataclasses.replace(self, steps=self.steps[known], loss=self.loss[known])
+        is_before = self.steps <= step
+        return dataclasses.replace(self, steps=self.steps[is_before], loss=self.loss[is_before])
 
     @property
     def settled(self) -> LossCurve:
         """The losses without those of the warm-up and of the first steps."""
-        first = max(int(self.rates.argmax()), EARLIEST * len(self.rates))
-        late = self.steps > first
+        first_settled = max(int(self.rates.argmax()), EARLIEST * len(self.rates))
+        late = self.steps > first_settled
         return dataclasses.replace(self, steps=self.steps[late], loss=self.loss[late])
 
     def fallen(self, step: int) -> float:
@@ -101,8 +101,8 @@ def fit(curves: Sequence[LossCurve], law: str = LAWS[0]) -> CurveFit:
     unit = max(float(curve.rates.sum()) for curve in settled)
     starts = [tuple(np.log(point)) for point in itertools.product(*_GRIDS[law])]
     ranked = sorted(starts, key=lambda shape: _solve(law, shape, settled, unit)[1])
-    found = [_refine(law, shape, settled, unit) for shape in ranked[:3]]
-    return min(found, key=lambda each: each.error)
+    candidates = [_refine(law, shape, settled, unit) for shape in ranked[:3]]
+    return min(candidates, key=lambda each: each.error)
 
 
 def _refine(law: str, start: Shape, curves: tuple[LossCurve, ...], unit: float) -> CurveFit:
@@ -143,20 +143,20 @@ def _columns(
     law: str, shape: Sequence[float], rates: np.ndarray, steps: np.ndarray, unit: float
 ) -> np.ndarray:
     """Return the terms of a law after numbers of steps, [M 3]."""
-    at = np.asarray(steps, int) - 1
+    indices = np.asarray(steps, int) - 1
     total = np.cumsum(rates) / unit
     falls = np.maximum(-np.diff(rates, prepend=rates[0]), 0) / rates.max()
     alpha = np.exp(shape[0])
     if law == 'annealing':
         keep = np.exp(-1 / np.exp(shape[1]))
-        effect = np.cumsum(signal.lfilter([1 - keep], [1, -keep], falls))[at]
+        effect = np.cumsum(signal.lfilter([1 - keep], [1, -keep], falls))[indices]
     else:
-        parts = np.array_split(np.arange(len(rates)), min(_PARTS, len(rates)))
-        ends = np.array([part[-1] for part in parts])
-        fall = np.array([falls[part].sum() for part in parts])
-        since = np.maximum(total[at][:, None] - total[ends], 0) * np.exp(shape[1])
+        segments = np.array_split(np.arange(len(rates)), min(_PARTS, len(rates)))
+        ends = np.array([part[-1] for part in segments])
+        fall = np.array([falls[part].sum() for part in segments])
+        since = np.maximum(total[indices][:, None] - total[ends], 0) * np.exp(shape[1])
         effect = (1 - (1 + since) ** -np.exp(shape[2])) @ fall
-    return np.column_stack([np.ones(len(at)), total[at] ** -alpha, -effect])
+    return np.column_stack([np.ones(len(indices)), total[indices] ** -alpha, -effect])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,45 +192,49 @@ def predict_end(
     Raises:
       UserError: There are too few losses, or the rate falls later but has not in any of them.
     """
-    found = fit([curve, *others], law)
+    fitted = fit([curve, *others], law)
     end, last = end or len(curve.rates), int(curve.steps[-1])
-    seen = max(each.fallen(int(each.steps[-1])) for each in found.curves)
-    if curve.fallen(end) - curve.fallen(last) > FALLEN and seen < FALLEN:
+    annealed = max(past_curve.fallen(int(past_curve.steps[-1])) for past_curve in fitted.curves)
+    if curve.fallen(end) - curve.fallen(last) > FALLEN and annealed < FALLEN:
         raise UserError(
             f'the learning rate falls by {curve.fallen(end):.0%} of its peak after step {last}, '
             'and no loss shows its effect: add a run whose rate has fallen'
         )
-    at = np.array([last, end])
-    terms = _columns(law, found.shape, curve.rates, at, found.unit) * found.scales
+    ends = np.array([last, end])
+    terms = _columns(law, fitted.shape, curve.rates, ends, fitted.unit) * fitted.scales
     value = float(terms[1].sum())
     ratio = float(curve.rates[:end].sum() / curve.rates[:last].sum())
     spread = np.array(
         [
-            np.std(_replicates(found, curve, end, bootstrap, seed)) / value if bootstrap else 0.0,
-            found.error,
+            np.std(_replicates(fitted, curve, end, bootstrap, seed)) / value if bootstrap else 0.0,
+            fitted.error,
             DRIFT * np.log(ratio),
             FALL_ERROR * abs(terms[1, 2] - terms[0, 2]) / value,
         ]
     )
-    points = sum(len(each.steps) for each in found.curves)
+    points = sum(len(past_curve.steps) for past_curve in fitted.curves)
     half = stats.t.ppf((1 + LEVEL) / 2, points - 5) * np.linalg.norm(spread)
     band = (value * float(np.exp(-half)), value * float(np.exp(half)))
-    return Prediction(value, band, 1 / ratio, found)
+    return Prediction(value, band, 1 / ratio, fitted)
 
 
-def _replicates(found: CurveFit, curve: LossCurve, end: int, count: int, seed: int) -> list[float]:
+def _replicates(
+    fit_result: CurveFit, curve: LossCurve, end: int, count: int, seed: int
+) -> list[float]:
     """Predict a loss by fits to losses whose errors are drawn again, in blocks of neighbors."""
     rng, values = np.random.default_rng(seed), []
-    fitted = [found.predict(each, each.steps) for each in found.curves]
-    errors = [each.loss / y - 1 for each, y in zip(found.curves, fitted, strict=True)]
-    at = np.array([end])
+    fitted = [fit_result.predict(past_curve, past_curve.steps) for past_curve in fit_result.curves]
+    errors = [
+        past_curve.loss / y - 1 for past_curve, y in zip(fit_result.curves, fitted, strict=True)
+    ]
+    end_step = np.array([end])
     for _ in range(count):
-        drawn = tuple(
-            dataclasses.replace(each, loss=y * (1 + _draw_blocks(error, rng)))
-            for each, y, error in zip(found.curves, fitted, errors, strict=True)
+        redrawn = tuple(
+            dataclasses.replace(past_curve, loss=y * (1 + _draw_blocks(error, rng)))
+            for past_curve, y, error in zip(fit_result.curves, fitted, errors, strict=True)
         )
-        again = _refine(found.law, found.shape, drawn, found.unit)
-        values.append(float(again.predict(curve, at)[0]))
+        again = _refine(fit_result.law, fit_result.shape, redrawn, fit_result.unit)
+        values.append(float(again.predict(curve, end_step)[0]))
     return values
 
 
@@ -238,5 +242,5 @@ def _draw_blocks(errors: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Draw as many errors, in blocks of neighbors that wrap around."""
     length = max(1, round(len(errors) ** 0.5))
     starts = rng.integers(len(errors), size=-(-len(errors) // length))
-    at = (starts[:, None] + np.arange(length)).ravel()[: len(errors)]
-    return errors[at % len(errors)]
+    indices = (starts[:, None] + np.arange(length)).ravel()[: len(errors)]
+    return errors[indices % len(errors)]

@@ -124,12 +124,12 @@ class MeanFit(curve_fit.Fit):
         center = np.sum(weights * logs, axis=0)
         between = np.sqrt(np.sum(weights * (logs - center) ** 2, axis=0))
         offsets = np.array([part.fit.band_offsets(x) for part in parts])
-        inside = np.sum(weights[:, None] * offsets, axis=0)
+        mean_offset = np.sum(weights[:, None] * offsets, axis=0)
         last_noise = self.noise.std * self._nearness(x)
         quantile = stats.t.ppf(curve_fit.BAND[1], self.dof)
         spread = quantile * np.hypot(_BETWEEN * between, last_noise)
         beyond = _DRIFT * np.log(np.maximum(_first_column(x) / self.largest, 1.0))
-        widths = self.growth * np.hypot(np.hypot(_INSIDE * inside, spread), beyond)
+        widths = self.growth * np.hypot(np.hypot(_INSIDE * mean_offset, spread), beyond)
         return widths * np.array([[_LOWER], [1.0]])
 
     @property

@@ -102,8 +102,8 @@ def _describe_batch(entries: Sequence[Entry]) -> str:
         return UNKNOWN
     if len(set(sizes)) == 1:
         return f'{sizes[0]} for every run'
-    known = [(e['flops'], e['batch_size']) for e in entries if e['flops'] and e['batch_size']]
-    by_cost = [size for _, size in sorted(known)]
+    pairs = [(e['flops'], e['batch_size']) for e in entries if e['flops'] and e['batch_size']]
+    by_cost = [size for _, size in sorted(pairs)]
     rule = 'grows with the FLOPs of a run' if by_cost == sorted(by_cost) else 'no rule in FLOPs'
     return f'{_format_range(sizes)}; {rule}'
 

@@ -20,7 +20,9 @@ _WIDE_RATIO = 100.0  # ratio of the ends of an interval above which a value is n
 Ways = Mapping[str, dict[str, Any] | None]
 
 
-def compare(runs: Points, level: np.ndarray, ways: Ways, minima: int) -> tuple[str, list[str]]:
+def compare(
+    runs: Points, level: np.ndarray, laws_by_method: Ways, minima: int
+) -> tuple[str, list[str]]:
     """Choose the method to show, and explain contradictions.
 
     Two methods contradict each other if their intervals of N*, or of its exponent, are disjoint.
@@ -31,13 +33,15 @@ def compare(runs: Points, level: np.ndarray, ways: Ways, minima: int) -> tuple[s
     Args:
       runs: Fitted runs.
       level: Losses [M] at the mean of their budgets.
-      ways: {method: its exponents and target}; None for a method without a law.
+      laws_by_method: {method: its exponents and target}; None for a method without a law.
       minima: Number of budgets with a parabola's minimum.
 
     Returns:
       Name of the method, '' without any; a line for each contradiction.
     """
-    laws = {name: way for name, way in ways.items() if way is not None}
+    laws = {
+        name: method_law for name, method_law in laws_by_method.items() if method_law is not None
+    }
     pairs = [
         (first, second)
         for first, second in itertools.combinations(laws, 2)
@@ -53,27 +57,27 @@ def compare(runs: Points, level: np.ndarray, ways: Ways, minima: int) -> tuple[s
         vague = has_vague_exponent(laws[name]) or not determined
         return vague, outlier, name == 'frontier', against[name], not clean, not trusted
 
-    shown = min(laws, key=rank, default='')
+    preferred = min(laws, key=rank, default='')
     reason = (
         'it does not assume a form for all budgets'
-        if shown == 'isoflop'
+        if preferred == 'isoflop'
         else 'the least contradicted'
     )
     lines = [
         f'{first} and {second} contradict each other: {_describe_law(laws[first])} and '
         f'{_describe_law(laws[second])}; {_blame_budget(runs, level, laws, (first, second))}; '
-        f'{shown} is shown ({reason})'
+        f'{preferred} is shown ({reason})'
         for first, second in pairs
     ]
-    return shown, lines
+    return preferred, lines
 
 
-def _are_disjoint(first: dict[str, Any], second: dict[str, Any]) -> bool:
+def _are_disjoint(first_band: dict[str, Any], second: dict[str, Any]) -> bool:
     """Return whether two laws exclude each other; unidentified values exclude nothing."""
-    if has_vague_exponent(first) or has_vague_exponent(second):
+    if has_vague_exponent(first_band) or has_vague_exponent(second):
         return False
-    intervals = [(first['bands'], second['bands'], 'a')]
-    intervals.append((first['target']['bands'], second['target']['bands'], 'N'))
+    intervals = [(first_band['bands'], second['bands'], 'a')]
+    intervals.append((first_band['target']['bands'], second['target']['bands'], 'N'))
     return any(
         left[key][1] < right[key][0] or right[key][1] < left[key][0]
         for left, right, key in intervals
@@ -106,14 +110,14 @@ def _blame_budget(
     runs: Points, level: np.ndarray, laws: Mapping[str, dict[str, Any]], pair: tuple[str, str]
 ) -> str:
     """Name the budget without which two methods come closest, if it explains part of the gap."""
-    at = float(laws[pair[0]]['target']['C'])
+    target = float(laws[pair[0]]['target']['C'])
     sizes = {name: np.log(laws[name]['target']['N']) for name in pair}
     gap = abs(sizes[pair[0]] - sizes[pair[1]])
     best = (0.0, '')
     for group in _group_runs(runs):
-        others = np.setdiff1d(np.arange(len(runs.y)), group)
+        other_indices = np.setdiff1d(np.arange(len(runs.y)), group)
         for name, other_name in (pair, pair[::-1]):
-            size = _size(name, runs.take(others), level[others], at)
+            size = _size(name, runs.take(other_indices), level[other_indices], target)
             if size is None:
                 continue
             closed = 1 - abs(np.log(size) - sizes[other_name]) / max(gap, 1e-9)
@@ -132,13 +136,15 @@ def _group_runs(runs: Points) -> list[np.ndarray]:
     return shared if len(shared) > 1 else np.array_split(np.argsort(runs.c), _GROUPS)
 
 
-def _size(name: str, runs: Points, level: np.ndarray, at: float) -> float | None:
+def _size(name: str, runs: Points, level: np.ndarray, target: float) -> float | None:
     """Predict N* at a budget by a method; None without a law."""
     if name == 'joint':
         law, _ = fit_joint(runs, 0)
-        return None if law is None else float(optimum(law.params, runs.cost, np.array([at]))[0][0])
+        return (
+            None if law is None else float(optimum(law.params, runs.cost, np.array([target]))[0][0])
+        )
     if name == 'isoflop':
         optima, _ = isoflop.parabolas(runs.n, runs.c, level, runs.seeds.weights)
     else:
         optima, _ = isoflop.frontier(runs.n, runs.c, runs.y)
-    return None if optima.exponent is None else optima.size(at)
+    return None if optima.exponent is None else optima.size(target)

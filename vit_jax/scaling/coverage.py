@@ -164,7 +164,9 @@ def caveat(fitted: Iterable[str]) -> str:
 
 def _describe_coverage(form: str) -> str:
     if form == averaging.AUTO:
-        real = ', '.join(f'{held} of {of} {name}' for name, (held, of) in MEASURED_REAL.items())
+        real = ', '.join(
+            f'{coverage} of {of} {name}' for name, (coverage, of) in MEASURED_REAL.items()
+        )
         shares = [100 * share for share, _ in MEASURED_KINDS.values()]
         return (
             f'bands of 90 % held {real} curves at twice the largest x, and {np.mean(shares):.0f} % '
@@ -243,9 +245,11 @@ def broken_law_value(law: dict[str, float], x: np.ndarray) -> np.ndarray:
 def _measure_auto(setting: Simulation, seed: int) -> dict[str, float]:
     """Measure the shares for `auto`, on `setting.curves` curves of each synthetic law."""
     with threadpool_limits(1, user_api='blas'):
-        inside = np.array([_simulate_each(setting, seed, i) for i in range(setting.curves)])
+        is_inside = np.array([_simulate_each(setting, seed, i) for i in range(setting.curves)])
     shares: dict[str, float] = {}
-    means = np.ma.masked_invalid(inside).mean(axis=0).filled(np.nan)  # NaN: a curve without a band
+    means = (
+        np.ma.masked_invalid(is_inside).mean(axis=0).filled(np.nan)
+    )  # NaN: a curve without a band
     for law, (beyond, far) in zip(LAWS, means, strict=True):
         shares |= {f'{law.name}: beyond': float(beyond), f'{law.name}: far': float(far)}
     return shares
@@ -272,11 +276,11 @@ def _simulate(law: SyntheticLaw, setting: Simulation, rng: np.random.Generator) 
 def draw_curve(law: SyntheticLaw, rng: np.random.Generator) -> Callable[[np.ndarray], np.ndarray]:
     """Draw the log of a law as a function of x [N, 1], with its kink or wiggle."""
     form, theta = forms.find_form(law.form), draw_law(law.form, rng)
-    place, change = SPAN ** rng.uniform(0.3, 0.7), law.kink * rng.uniform(-1.0, 1.0)
+    position, change = SPAN ** rng.uniform(0.3, 0.7), law.kink * rng.uniform(-1.0, 1.0)
     period, phase = rng.uniform(1.0, 3.0), rng.uniform(0.0, 2 * np.pi)
 
     def log_value(x: np.ndarray) -> np.ndarray:
-        bent = change * np.maximum(np.log(x[:, 0] / place), 0.0)
+        bent = change * np.maximum(np.log(x[:, 0] / position), 0.0)
         waves = law.wiggle * np.sin(2 * np.pi * np.log(x[:, 0]) / period + phase)
         return form.log_value(theta, x)[0] + bent + waves
 
@@ -386,8 +390,8 @@ def prediction_error(
     """
     form, theta, used = DESIGN_LAWS[law]
     slopes = [
-        forms.find_form(form).log_value(np.array(theta), at[:, None] / largest)[1][:, :used]
-        for at in (x, np.array([target]))
+        forms.find_form(form).log_value(np.array(theta), targets[:, None] / largest)[1][:, :used]
+        for targets in (x, np.array([target]))
     ]
     information = slopes[0].T @ (counts[:, None] * slopes[0])
     return float(np.sqrt(slopes[1][0] @ np.linalg.solve(information, slopes[1][0])))

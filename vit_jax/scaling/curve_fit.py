@@ -129,8 +129,8 @@ class Fit:
             rise *= np.pi / 2
         else:
             rise *= profile_likelihood.inflation(self.form, self.theta, self.points)
-        at = _columns(np.asarray(x, float)) / self.scales[0]
-        return profile_likelihood.band_offsets(self.form, self.theta, self.points, rise, at)
+        columns = _columns(np.asarray(x, float)) / self.scales[0]
+        return profile_likelihood.band_offsets(self.form, self.theta, self.points, rise, columns)
 
     def _at(self, theta: Theta, x: np.ndarray) -> np.ndarray:
         x_scale, y_scale = self.scales
@@ -427,22 +427,22 @@ def _half_intervals(
     that are not fitted.
     """
     low, high = np.array(bounds).T
-    inside = (low < high) & (theta > low + _EDGE) & (theta < high - _EDGE)
-    noise = np.sum(residuals**2) / max(len(residuals) - int(inside.sum()), 1)
-    covariance = np.linalg.pinv(jacobian[:, inside].T @ jacobian[:, inside], hermitian=True)
+    is_inside = (low < high) & (theta > low + _EDGE) & (theta < high - _EDGE)
+    noise = np.sum(residuals**2) / max(len(residuals) - int(is_inside.sum()), 1)
+    covariance = np.linalg.pinv(jacobian[:, is_inside].T @ jacobian[:, is_inside], hermitian=True)
     errors = np.zeros(len(theta))
-    errors[inside] = 1.645 * np.sqrt(np.maximum(np.diag(covariance), 0) * noise)
+    errors[is_inside] = 1.645 * np.sqrt(np.maximum(np.diag(covariance), 0) * noise)
     if len(replicates):
         errors = np.maximum(errors, np.ptp(np.quantile(replicates, BAND, axis=0), axis=0) / 2)
     errors[(low < high) & (theta >= high - _EDGE)] = np.inf
     return errors
 
 
-def distance_note(what: str, ratio: float, measured: float) -> str:
+def distance_note(label: str, ratio: float, measured: float) -> str:
     """Comment on a prediction at `ratio` times the largest fitted x; '' up to `measured`."""
     if ratio <= measured:
         return ''
-    far = f'{what} is {ratio:.3g} times the largest one fitted'
+    far = f'{label} is {ratio:.3g} times the largest one fitted'
     if ratio > FARTHEST:
         return f'{far}: too far for a band; run larger ones'
     return f'{far}: how often bands hold was measured up to {measured:.0f} times'

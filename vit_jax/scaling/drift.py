@@ -38,25 +38,27 @@ def size_std(ratio: np.ndarray | float, gap: np.ndarray | float = 0.0) -> np.nda
     return np.hypot(SIZE_DRIFT * beyond, gap * np.minimum(beyond / np.log(_ONSET), 1.0))
 
 
-def add_drift(ways: Mapping[str, dict[str, Any] | None], cost: Cost, ratio: float) -> list[str]:
+def add_drift(
+    laws_by_method: Mapping[str, dict[str, Any] | None], cost: Cost, ratio: float
+) -> list[str]:
     """Widen the bands at the target by the drift; return a line on a distant target.
 
     Args:
-      ways: {method: its law}, without values that are not identified.
+      laws_by_method: {method: its law}, without values that are not identified.
       cost: Compute of a run.
       ratio: Target over the largest fitted budget.
     """
-    for name, way in ways.items():
-        if way is None:
+    for name, method_law in laws_by_method.items():
+        if method_law is None:
             continue
-        gap = _distance(way, ways.get('isoflop')) if name == 'joint' else 0.0
+        gap = _distance(method_law, laws_by_method.get('isoflop')) if name == 'joint' else 0.0
         size = float(size_std(ratio, gap))
         stds = {
             'N': size,
             'D': size * cost.p / cost.q,
             'loss': LOSS_DRIFT * np.log(max(ratio, 1.0)),
         }
-        for prediction in filter(None, (way['target'], way.get('inference'))):
+        for prediction in filter(None, (method_law['target'], method_law.get('inference'))):
             if ratio > curve_fit.FARTHEST:
                 prediction['bands'].clear()
             for key, band in prediction['bands'].items():
@@ -64,12 +66,12 @@ def add_drift(ways: Mapping[str, dict[str, Any] | None], cost: Cost, ratio: floa
                     drift = float(half_band(stds[key]))
                     prediction['bands'][key] = _widen_logs(prediction[key], band, drift)
     note = curve_fit.distance_note('the target budget', ratio, MEASURED)
-    return [note] if note and any(ways.values()) else []
+    return [note] if note and any(laws_by_method.values()) else []
 
 
-def _distance(way: Mapping[str, Any], other: Mapping[str, Any] | None) -> float:
+def _distance(method_law: Mapping[str, Any], other: Mapping[str, Any] | None) -> float:
     """Compute the distance in ln N* of two predictions; 0 if one is not identified."""
-    sizes = [law['target']['N'] for law in (way, other) if law is not None]
+    sizes = [law['target']['N'] for law in (method_law, other) if law is not None]
     return abs(float(np.log(sizes[0] / sizes[1]))) if len(sizes) == 2 and all(sizes) else 0.0
 
 

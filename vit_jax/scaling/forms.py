@@ -250,20 +250,23 @@ def _joint_starts(x: np.ndarray, y: np.ndarray, count: int = 4) -> list[Theta]:
     are searched: two variables instead of five, and well conditioned. The refined minima come
     first, by their error, then the grid points at which they started.
     """
-    grid = sorted(itertools.product(EXPONENTS, EXPONENTS), key=lambda at: _joint_error(at, x, y))
+    grid = sorted(
+        itertools.product(EXPONENTS, EXPONENTS), key=lambda exponents: _joint_error(exponents, x, y)
+    )
     distant: list[tuple[float, float]] = []
     for point in grid:
         if all(np.abs(np.log(np.divide(point, other))).max() > 1 for other in distant):
             distant.append(point)
     begins = [np.array(point) for point in distant[:count]]
     refined = sorted(
-        (_refine_joint(at, x, y) for at in begins), key=lambda at: _joint_error(at, x, y)
+        (_refine_joint(exponents, x, y) for exponents in begins),
+        key=lambda exponents: _joint_error(exponents, x, y),
     )
     minima: list[np.ndarray] = []
-    for at in refined:
-        if not any(np.allclose(at, other, rtol=1e-4) for other in minima):
-            minima.append(at)
-    return [_joint_theta(at, x, y) for at in (*minima, *begins)]
+    for exponents in refined:
+        if not any(np.allclose(exponents, other, rtol=1e-4) for other in minima):
+            minima.append(exponents)
+    return [_joint_theta(exponents, x, y) for exponents in (*minima, *begins)]
 
 
 def _refine_joint(at: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -278,18 +281,27 @@ def _refine_joint(at: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     ).x
 
 
-def _joint_error(at: tuple[float, float] | np.ndarray, x: np.ndarray, y: np.ndarray) -> float:
-    return float(np.sum(_project_joint(np.asarray(at), x, y)[1] ** 2))
+def _joint_error(
+    exponents: tuple[float, float] | np.ndarray, x: np.ndarray, y: np.ndarray
+) -> float:
+    return float(np.sum(_project_joint(np.asarray(exponents), x, y)[1] ** 2))
 
 
-def _joint_theta(at: np.ndarray, x: np.ndarray, y: np.ndarray) -> Theta:
-    e, a, b = _project_joint(at, x, y)[0]
-    return np.array([np.log(max(a, MIN_TERM)), at[0], np.log(max(b, MIN_TERM)), at[1], e])
+def _joint_theta(exponents: np.ndarray, x: np.ndarray, y: np.ndarray) -> Theta:
+    e, a, b = _project_joint(exponents, x, y)[0]
+    return np.array(
+        [np.log(max(a, MIN_TERM)), exponents[0], np.log(max(b, MIN_TERM)), exponents[1], e]
+    )
 
 
-def _project_joint(at: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _project_joint(
+    exponents: np.ndarray, x: np.ndarray, y: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Find the best (E, A, B) >= 0 for these exponents, and the relative errors [M]."""
-    terms = np.stack([np.ones_like(y), x[:, 0] ** -at[0], x[:, 1] ** -at[1]], axis=1) / y[:, None]
+    terms = (
+        np.stack([np.ones_like(y), x[:, 0] ** -exponents[0], x[:, 1] ** -exponents[1]], axis=1)
+        / y[:, None]
+    )
     linear = optimize.nnls(terms, np.ones_like(y))[0]
     return linear, terms @ linear - 1
 
@@ -346,9 +358,9 @@ def _discount_repeats(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Discount a total with repeats, with its slopes in log unique and in the decay."""
     repeats = total / unique - 1
-    left = np.exp(-repeats / decay)
-    worth = unique * (1 + decay * (1 - left))
-    return worth, worth - total * left, unique * (1 - left - repeats / decay * left)
+    discount = np.exp(-repeats / decay)
+    worth = unique * (1 + decay * (1 - discount))
+    return worth, worth - total * discount, unique * (1 - discount - repeats / decay * discount)
 
 
 def _repeated_starts(x: np.ndarray, y: np.ndarray) -> list[Theta]:

@@ -43,8 +43,8 @@ def cheapest(
     least = (reducible / params['A']) ** (-1 / params['alpha'])
 
     def data(size: float) -> float:
-        left = reducible - params['A'] * size ** -params['alpha']
-        return float((left / params['B']) ** (-1 / params['beta']))
+        remaining_loss = reducible - params['A'] * size ** -params['alpha']
+        return float((remaining_loss / params['B']) ** (-1 / params['beta']))
 
     def flops(size: float, data: float) -> float:
         return float(cost.k * size**cost.p * data**cost.q)

@@ -51,9 +51,9 @@ def label_clusters(log_values: np.ndarray, gap: float) -> np.ndarray:
 def merge_close(c: np.ndarray) -> np.ndarray:
     """Replace values of C [M] less than 2 % apart by their mean."""
     level, groups = c.copy(), label_clusters(np.log(c), ALIKE)
-    for at in (groups == group for group in np.unique(groups)):
-        if np.ptp(np.log(c[at])) <= ALIKE:
-            level[at] = np.exp(np.log(c[at]).mean())
+    for indices in (groups == group for group in np.unique(groups)):
+        if np.ptp(np.log(c[indices])) <= ALIKE:
+            level[indices] = np.exp(np.log(c[indices]).mean())
     return level
 
 
@@ -63,15 +63,19 @@ def budgets(n: np.ndarray, c: np.ndarray) -> list[np.ndarray]:
     Smaller gaps separate budgets that are too close to one another.
     """
     indices: list[np.ndarray] = []
-    left = np.arange(len(n))
+    remaining = np.arange(len(n))
     for gap in GAPS:
-        groups = label_clusters(np.log(c[left]), gap)
-        parts = [left[groups == group] for group in np.unique(groups)]
-        indices += [at for at in parts if _is_budget(n[at], c[at])]
-        left = np.setdiff1d(left, np.concatenate([*indices, np.empty(0, int)]))
-        if not len(left):
+        groups = label_clusters(np.log(c[remaining]), gap)
+        candidates = [remaining[groups == group] for group in np.unique(groups)]
+        indices += [
+            indices_of_budget
+            for indices_of_budget in candidates
+            if _is_budget(n[indices_of_budget], c[indices_of_budget])
+        ]
+        remaining = np.setdiff1d(remaining, np.concatenate([*indices, np.empty(0, int)]))
+        if not len(remaining):
             break
-    return sorted(indices, key=lambda at: float(c[at].mean()))
+    return sorted(indices, key=lambda indices_of_budget: float(c[indices_of_budget].mean()))
 
 
 def _is_budget(n: np.ndarray, c: np.ndarray) -> bool:
@@ -92,13 +96,13 @@ def parabolas(
       Optima, and a line for each budget without a minimum between its extreme sizes.
     """
     minima, notes = [], []
-    for at in budgets(n, c):
-        budget = float(np.exp(np.log(c[at]).mean()))
-        minimum = _vertex(n[at], parabola(n[at], y[at], weights[at]))
+    for indices in budgets(n, c):
+        budget = float(np.exp(np.log(c[indices]).mean()))
+        minimum = _vertex(n[indices], parabola(n[indices], y[indices], weights[indices]))
         if minimum is None:
             notes.append(f'C = {budget:.3g}: no minimum between its smallest and largest N')
         else:
-            minima.append((budget, np.exp(minimum[0]), minimum[1], len(at)))
+            minima.append((budget, np.exp(minimum[0]), minimum[1], len(indices)))
     return _fit_optima(minima), notes
 
 
@@ -112,8 +116,8 @@ def evaluate_parabolas(
 ) -> np.ndarray:
     """Evaluate the parabolas at the points [M]; y where there is none."""
     values = y.copy()
-    for at in budgets(n, c):
-        values[at] = parabola(n[at], y[at], weights[at])(np.log(n[at]))
+    for indices in budgets(n, c):
+        values[indices] = parabola(n[indices], y[indices], weights[indices])(np.log(n[indices]))
     return values
 
 
@@ -121,8 +125,12 @@ def _vertex(n: np.ndarray, curve: Polynomial) -> tuple[float, float] | None:
     """Find log N and y at the minimum; None if it is not between the sizes."""
     if curve.coef[2] <= _FLAT * abs(curve.coef[0]):  # its rise from the middle to an end
         return None
-    at = float(curve.deriv().roots()[0])
-    return (at, float(curve(at))) if np.log(n.min()) <= at <= np.log(n.max()) else None
+    position = float(curve.deriv().roots()[0])
+    return (
+        (position, float(curve(position)))
+        if np.log(n.min()) <= position <= np.log(n.max())
+        else None
+    )
 
 
 def frontier(n: np.ndarray, c: np.ndarray, y: np.ndarray) -> tuple[Optima, list[str]]:
@@ -137,16 +145,19 @@ def frontier(n: np.ndarray, c: np.ndarray, y: np.ndarray) -> tuple[Optima, list[
       Optima, and a line on the budgets left out.
     """
     sizes, level = label_clusters(np.log(n), ALIKE), _budget_means(n, c)
-    chosen = [sizes == i for i in np.unique(sizes)]
-    curves = [_curve(n, c, y, at) for at in chosen]
+    indices_by_size = [sizes == i for i in np.unique(sizes)]
+    curves = [_curve(n, c, y, item) for item in indices_by_size]
     curves = [curve for curve in curves if len(curve[1]) >= _CURVE]
     if len(curves) >= 3:
         grid = np.linspace(np.log(c.min()), np.log(c.max()), _GRID)
     else:
-        curves, grid = [_curve(n, level, y, at) for at in chosen], np.unique(np.log(level))
+        curves, grid = (
+            [_curve(n, level, y, item) for item in indices_by_size],
+            np.unique(np.log(level)),
+        )
     optima, beyond = [], [0, 0]
-    for at in grid:
-        losses = _losses(curves, at)
+    for item in grid:
+        losses = _losses(curves, item)
         if len(losses) < 3:
             continue
         best = int(np.argmin([log_y for log_y, _ in losses]))
@@ -154,7 +165,7 @@ def frontier(n: np.ndarray, c: np.ndarray, y: np.ndarray) -> tuple[Optima, list[
             beyond[int(best > 0)] += 1
         else:
             log_y, size = losses[best]
-            optima.append((float(np.exp(at)), size, float(np.exp(log_y)), len(losses)))
+            optima.append((float(np.exp(item)), size, float(np.exp(log_y)), len(losses)))
     notes = [
         f'frontier: the {name} size is best at {count} of {sum(beyond) + len(optima)} budgets: '
         'their optimum lies beyond, and they are left out'
@@ -186,15 +197,15 @@ def pareto_frontier(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 def _budget_means(n: np.ndarray, c: np.ndarray) -> np.ndarray:
     """Replace C [M] by the mean of its budget."""
     level = c.copy()
-    for at in budgets(n, c):
-        level[at] = np.exp(np.log(c[at]).mean())
+    for indices in budgets(n, c):
+        level[indices] = np.exp(np.log(c[indices]).mean())
     return level
 
 
 def spacing(n: np.ndarray, c: np.ndarray) -> float:
     """Compute the median log ratio between neighboring sizes of a budget, or of all runs."""
     groups = budgets(n, c) or [np.arange(len(n))]
-    gaps = np.concatenate([np.diff(np.sort(np.log(n[at]))) for at in groups])
+    gaps = np.concatenate([np.diff(np.sort(np.log(n[indices]))) for indices in groups])
     gaps = gaps[gaps > ALIKE]
     return float(np.median(gaps)) if len(gaps) else 0.0
 
@@ -211,15 +222,15 @@ def _losses(curves: list[_Curve], log_c: float) -> list[tuple[float, float]]:
     return [(np.interp(log_c, x, log_y), size) for size, x, log_y in curves if _spans(x, log_c)]
 
 
-def _curve(n: np.ndarray, c: np.ndarray, y: np.ndarray, chosen: np.ndarray) -> _Curve:
+def _curve(n: np.ndarray, c: np.ndarray, y: np.ndarray, indices: np.ndarray) -> _Curve:
     """Build the curve of one size: size, log C ascending, and the mean of log y at each C."""
-    different, which = np.unique(c[chosen], return_inverse=True)
-    log_y = np.bincount(which, np.log(y[chosen])) / np.bincount(which)
-    return float(np.exp(np.log(n[chosen]).mean())), np.log(different), log_y
+    different, which = np.unique(c[indices], return_inverse=True)
+    log_y = np.bincount(which, np.log(y[indices])) / np.bincount(which)
+    return float(np.exp(np.log(n[indices]).mean())), np.log(different), log_y
 
 
-def _spans(x: np.ndarray, at: float) -> bool:
-    return bool(x[0] <= at <= x[-1])
+def _spans(x: np.ndarray, position: float) -> bool:
+    return bool(x[0] <= position <= x[-1])
 
 
 def _fit_optima(optima: list[tuple[float, float, float, int]]) -> Optima:

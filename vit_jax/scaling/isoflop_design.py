@@ -92,9 +92,9 @@ def alternatives(design: StudyDesign, seeds: int, best: tuple[float, float]) -> 
         )
     law, centered = typical_law(design, best), design.n.copy()
     for c in np.unique(design.c):
-        at = np.flatnonzero(design.c == c)
+        indices = np.flatnonzero(design.c == c)
         center = float(optimum(law, COST, np.array([c]))[0][0])
-        centered[at] = center * np.geomspace(1 / SPAN, SPAN, len(at))
+        centered[indices] = center * np.geomspace(1 / SPAN, SPAN, len(indices))
     name = f'sizes within {SPAN:g}x of each optimum'
     return [*designs, dataclasses.replace(design, name=name, n=centered)]
 
@@ -159,13 +159,15 @@ def _simulate_parabolas(
     rng, spread = np.random.default_rng(0), noise / np.sqrt(design.counts)
     draws = rng.standard_normal((_DRAWS, len(log_y)))
     sizes = [_parabola_size(design, target, log_y + spread * errors) for errors in draws]
-    found = [size for size in sizes if size is not None]
-    return float(np.std(found)) if len(found) > _DRAWS / 2 else None
+    identified = [size for size in sizes if size is not None]
+    return float(np.std(identified)) if len(identified) > _DRAWS / 2 else None
 
 
-def _gradient(value: Callable[[np.ndarray], float | None], at: np.ndarray) -> np.ndarray | None:
+def _gradient(value: Callable[[np.ndarray], float | None], center: np.ndarray) -> np.ndarray | None:
     """Compute central differences [M] of a function of log y; None where it is not defined."""
-    moved = [[value(at + sign * step) for sign in (1, -1)] for step in _STEP * np.eye(len(at))]
+    moved = [
+        [value(center + sign * step) for sign in (1, -1)] for step in _STEP * np.eye(len(center))
+    ]
     if any(result is None for pair in moved for result in pair):
         return None
     up, down = np.array(moved, float).T
@@ -187,8 +189,8 @@ def _joint_error(
 
     def size(values: np.ndarray) -> float:
         named = {'A': np.exp(values[0]), 'B': np.exp(values[2]), 'alpha': values[1]}
-        at = optimum({**law, **named, 'beta': values[3]}, COST, np.array([target]))
-        return float(np.log(at[0][0]))
+        optima = optimum({**law, **named, 'beta': values[3]}, COST, np.array([target]))
+        return float(np.log(optima[0][0]))
 
     direction = _gradient(size, theta)
     assert direction is not None
@@ -203,9 +205,9 @@ def _huber_variance(noise: float) -> float:
     Huber 1964: E[psi^2] / E[psi']^2; pi / 2 where the noise is much larger than delta.
     """
     k = curve_fit.DELTA / noise
-    inside = 2 * stats.norm.cdf(k) - 1
-    squares = inside - 2 * k * stats.norm.pdf(k) + k**2 * (1 - inside)
-    return float(squares / inside**2)
+    share_inside = 2 * stats.norm.cdf(k) - 1
+    squares = share_inside - 2 * k * stats.norm.pdf(k) + k**2 * (1 - share_inside)
+    return float(squares / share_inside**2)
 
 
 def seeds_for(error: float, precision: float) -> int:

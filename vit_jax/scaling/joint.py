@@ -72,10 +72,11 @@ def optimum(params: Mapping[str, float], cost: Cost, c: np.ndarray) -> tuple[np.
 def warn_outside(runs: Points, joint: curve_fit.Fit) -> list[str]:
     """Warn if the joint law's optima are outside the sizes of most budgets."""
     groups = isoflop.budgets(runs.n, runs.c)
-    budgets = np.array([np.exp(np.log(runs.c[at]).mean()) for at in groups])
+    budgets = np.array([np.exp(np.log(runs.c[indices]).mean()) for indices in groups])
     best = optimum(joint.params, runs.cost, budgets)[0]
     is_outside = [
-        not runs.n[at].min() <= n <= runs.n[at].max() for at, n in zip(groups, best, strict=True)
+        not runs.n[indices].min() <= n <= runs.n[indices].max()
+        for indices, n in zip(groups, best, strict=True)
     ]
     if sum(is_outside) <= len(groups) / 2:
         return []

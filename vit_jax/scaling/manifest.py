@@ -105,10 +105,12 @@ def _note_copied(entries: Sequence[Entry], key: str, noun: str) -> list[str]:
     if len(values_tried) == 1:
         value = values_tried.pop()
         return [f'all {len(sizes)} sizes share one {noun}, {value}: copied, not tuned for each']
-    tried = [len(values) for values in sizes.values()]
-    if min(tried) > 1:
-        return [f'{noun}: {min(tried)} to {max(tried)} values tried at each of {len(sizes)} sizes']
-    return [f'{noun}: differs between sizes; {tried.count(1)} of {len(sizes)} have a single value']
+    counts = [len(values) for values in sizes.values()]
+    if min(counts) > 1:
+        return [
+            f'{noun}: {min(counts)} to {max(counts)} values tried at each of {len(sizes)} sizes'
+        ]
+    return [f'{noun}: differs between sizes; {counts.count(1)} of {len(sizes)} have a single value']
 
 
 def _note_repeats(entries: Sequence[Entry]) -> list[str]:

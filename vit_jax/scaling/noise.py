@@ -52,9 +52,9 @@ class Seeds:
         """Factors [N] of the errors of the means: square roots of the relative counts."""
         return np.sqrt(self.counts / self.counts.mean())
 
-    def take(self, chosen: np.ndarray) -> Seeds:
+    def take(self, indices: np.ndarray) -> Seeds:
         """Select the seeds of points, by a mask or indices."""
-        return Seeds(self.counts[chosen], self.squares[chosen])
+        return Seeds(self.counts[indices], self.squares[indices])
 
     @property
     def text(self) -> str:
@@ -136,9 +136,9 @@ def merge_seeds(log_y: np.ndarray, which: np.ndarray) -> tuple[np.ndarray, Seeds
 
 def centers(x: np.ndarray, which: np.ndarray) -> np.ndarray:
     """Average x [M, K] geometrically over the runs of each point [N, K]; exact where equal."""
-    first = x[np.unique(which, return_index=True)[1]]
-    log_ratio = np.log(x / first[which])
-    return first * np.exp([merge_seeds(column, which)[0] for column in log_ratio.T]).T
+    first_rows = x[np.unique(which, return_index=True)[1]]
+    log_ratio = np.log(x / first_rows[which])
+    return first_rows * np.exp([merge_seeds(column, which)[0] for column in log_ratio.T]).T
 
 
 def pool_noise(residuals: np.ndarray, free: int, seeds: Seeds) -> Noise:
@@ -221,8 +221,8 @@ def make_draws(
 
     def draw() -> np.ndarray:
         begins = rng.integers(0, n - block + 1, -(-n // block))
-        chosen = (begins[:, None] + np.arange(block)).ravel()[:n]
-        return pool[chosen] - pool.mean()
+        indices = (begins[:, None] + np.arange(block)).ravel()[:n]
+        return pool[indices] - pool.mean()
 
     return draw
 

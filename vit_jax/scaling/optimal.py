@@ -80,18 +80,18 @@ class Analysis:
     notes: tuple[str, ...]
     replicates: Mapping[str, list[isoflop.Optima] | None]
 
-    def size_band(self, way: str, budgets: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    def size_band(self, law: str, budgets: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
         """Compute the 90 % band [K] of N* at budgets [K]; NaN too far away, None without a band."""
         ratio, gap = budgets / self.points.c[self.fit_mask].max(), np.zeros(len(budgets))
-        if way == 'joint':
+        if law == 'joint':
             spread = self._joint_spread(budgets)
         else:
-            optima = self.parabolas if way == 'isoflop' else self.frontier
-            spread = _optima_spread(optima, self.replicates.get(way), budgets)
+            optima = self.parabolas if law == 'isoflop' else self.frontier
+            spread = _optima_spread(optima, self.replicates.get(law), budgets)
         if spread is None:
             return None
         center, down, up = spread
-        if way == 'joint' and (other := self.summary['isoflop']) and other['a'] is not None:
+        if law == 'joint' and (other := self.summary['isoflop']) and other['a'] is not None:
             gap = center - np.log([self.parabolas.size(c) for c in budgets])
         drift = half_band(size_std(ratio, gap))
         drift[ratio > curve_fit.FARTHEST] = np.nan
@@ -102,8 +102,8 @@ class Analysis:
         law, cost = self.joint, self.points.cost
         if law is None or not len(law.replicates):
             return None
-        drawn = [law.form.params(theta, *law.scales) for theta in law.replicates]
-        sizes = np.array([optimum(params, cost, budgets)[0] for params in drawn])
+        redrawn = [law.form.params(theta, *law.scales) for theta in law.replicates]
+        sizes = np.array([optimum(params, cost, budgets)[0] for params in redrawn])
         if not (np.isfinite(sizes).all() and np.all(sizes)):
             return None  # some replicates do not have an optimum
         half = curve_fit.half_width(np.std(np.log(sizes), axis=0), law.dof)
@@ -142,7 +142,7 @@ def analyze(points: Points, options: AnalysisOptions) -> Analysis:
             'isoflop': _draw_parabolas(runs, level, options),
             'frontier': _draw_frontiers(runs, joint, frontier, options),
         }
-        ways: dict[str, dict[str, Any] | None] = {
+        laws_by_method: dict[str, dict[str, Any] | None] = {
             'joint': _summarize_joint(points, fit_mask, joint, target, notes),
             'isoflop': _summarize_optima(
                 parabolas, runs.cost, target, replicates['isoflop'], options
@@ -151,22 +151,27 @@ def analyze(points: Points, options: AnalysisOptions) -> Analysis:
                 frontier, runs.cost, target, replicates['frontier'], options
             ),
         }
-        notes += parabola_notes + frontier_notes + _note_missing(ways, parabolas, replicates)
-        shown, contradictions = compare(runs, level, ways, len(parabolas.c))
+        notes += (
+            parabola_notes + frontier_notes + _note_missing(laws_by_method, parabolas, replicates)
+        )
+        preferred, contradictions = compare(runs, level, laws_by_method, len(parabolas.c))
     notes += [
         *repeats,
         *contradictions,
-        *_clear_unidentified(ways, beyond=target > _PAST * runs.c.max()),
+        *_clear_unidentified(laws_by_method, beyond=target > _PAST * runs.c.max()),
     ]
     if options.served is not None:
-        notes += _add_inference(ways['joint'], joint, runs, target, options.served)
-    notes += add_drift(ways, runs.cost, target / runs.c.max())
+        notes += _add_inference(laws_by_method['joint'], joint, runs, target, options.served)
+    notes += add_drift(laws_by_method, runs.cost, target / runs.c.max())
     if options.target is None:
-        ways = {
-            name: way and {k: way[k] for k in way if k != 'target'} for name, way in ways.items()
+        laws_by_method = {
+            name: method_law and {k: method_law[k] for k in method_law if k != 'target'}
+            for name, method_law in laws_by_method.items()
         }
     lines = (*points.notes, *notes)
-    return Analysis(points, fit_mask, joint, parabolas, frontier, ways, shown, lines, replicates)
+    return Analysis(
+        points, fit_mask, joint, parabolas, frontier, laws_by_method, preferred, lines, replicates
+    )
 
 
 def require_law(analyses: Sequence[Analysis]) -> None:
@@ -180,12 +185,14 @@ def _level_losses(runs: Points, joint: curve_fit.Fit | None, notes: list[str]) -
     """Move losses along the joint law to the mean of their budget."""
     level = runs.y.copy()
     largest_gap = 0.0
-    for at in isoflop.budgets(runs.n, runs.c):
-        largest_gap = max(largest_gap, float(np.exp(np.ptp(np.log(runs.c[at])))) - 1)
+    for indices in isoflop.budgets(runs.n, runs.c):
+        largest_gap = max(largest_gap, float(np.exp(np.ptp(np.log(runs.c[indices])))) - 1)
         if joint is not None:
-            ratio = np.exp(np.log(runs.c[at]).mean() - np.log(runs.c[at]))
-            moved = np.stack([runs.n[at], runs.d[at] * ratio ** (1 / runs.cost.q)], axis=1)
-            level[at] *= joint.predict(moved) / joint.predict(runs.x[at])
+            ratio = np.exp(np.log(runs.c[indices]).mean() - np.log(runs.c[indices]))
+            moved = np.stack(
+                [runs.n[indices], runs.d[indices] * ratio ** (1 / runs.cost.q)], axis=1
+            )
+            level[indices] *= joint.predict(moved) / joint.predict(runs.x[indices])
     if largest_gap > 1e-3:
         how = 'moved to their mean by the joint law' if joint is not None else 'taken as equal'
         notes.append(f'isoflop: budgets differ by up to {100 * largest_gap:.2g} %; {how}')
@@ -199,7 +206,7 @@ def _require_sizes(frontier: isoflop.Optima) -> isoflop.Optima:
 
 
 def _note_missing(
-    ways: dict[str, dict[str, Any] | None],
+    laws_by_method: dict[str, dict[str, Any] | None],
     parabolas: isoflop.Optima,
     replicates: dict[str, list[isoflop.Optima] | None],
 ) -> list[str]:
@@ -212,31 +219,37 @@ def _note_missing(
         reasons['isoflop'] = 'most bootstrap samples do not have one'
     elif len(parabolas.c) == 2:
         reasons['isoflop'] = 'two budgets of three runs each; a power law goes through any two'
-    notes = [f'no {name} law: {reason}' for name, reason in reasons.items() if ways[name] is None]
-    if ways['isoflop'] and len(parabolas.c) == 2:
+    notes = [
+        f'no {name} law: {reason}'
+        for name, reason in reasons.items()
+        if laws_by_method[name] is None
+    ]
+    if laws_by_method['isoflop'] and len(parabolas.c) == 2:
         notes.append('isoflop: two budgets; a power law goes through any two')
     return notes
 
 
-def _clear_unidentified(ways: dict[str, dict[str, Any] | None], beyond: bool) -> list[str]:
+def _clear_unidentified(
+    laws_by_method: dict[str, dict[str, Any] | None], beyond: bool
+) -> list[str]:
     """Replace values that the runs do not determine by None, with a line for each.
 
     Args:
-      ways: {method: its law}.
+      laws_by_method: {method: its law}.
       beyond: Whether the target is beyond the runs, where N* needs the exponent.
     """
     notes = []
-    for name, way in ways.items():
-        if way is None:
+    for name, method_law in laws_by_method.items():
+        if method_law is None:
             continue
-        low, high = way['bands'].get('a', (way['a'], way['a']))
-        vague = has_vague_exponent(way)
+        low, high = method_law['bands'].get('a', (method_law['a'], method_law['a']))
+        vague = has_vague_exponent(method_law)
         if vague:
             notes.append(
                 f'{name}: a and b are not identified: a is within {low:.2g} and {high:.2g}'
             )
-            way['a'] = way['b'] = None
-        target, spread = way['target'], way['target']['bands']
+            method_law['a'] = method_law['b'] = None
+        target, spread = method_law['target'], method_law['target']['bands']
         vague_keys = [
             k for k in ('N', 'D', 'loss') if k in target and not _is_identified(spread, k)
         ]
@@ -256,12 +269,16 @@ def _clear_unidentified(ways: dict[str, dict[str, Any] | None], beyond: bool) ->
 
 
 def _add_inference(
-    way: dict[str, Any] | None, joint: curve_fit.Fit | None, runs: Points, at: float, served: float
+    law: dict[str, Any] | None,
+    joint: curve_fit.Fit | None,
+    runs: Points,
+    target: float,
+    served: float,
 ) -> list[str]:
     """Add the cheapest model with inference to the joint law; return lines on its limits."""
-    if way is None or way['target']['N'] is None or way['target']['loss'] is None:
+    if law is None or law['target']['N'] is None or law['target']['loss'] is None:
         return ['no optimum with inference: it needs N* and the loss of the joint law']
-    way['inference'], notes = summarize_inference(joint, runs, at, served)
+    law['inference'], notes = summarize_inference(joint, runs, target, served)
     return notes
 
 
@@ -277,7 +294,7 @@ def _summarize_joint(
     points: Points,
     fit_mask: np.ndarray,
     joint: curve_fit.Fit | None,
-    at: float,
+    target_flops: float,
     notes: list[str],
 ) -> dict[str, Any] | None:
     """Summarize the joint law and its optimum at a budget; notes get lines on outside optima."""
@@ -295,7 +312,7 @@ def _summarize_joint(
     error = (
         curve_fit.rmse(joint, points.x[held_out], points.y[held_out]) if held_out.any() else None
     )
-    budget = np.array([at])
+    budget = np.array([target_flops])
     samples = np.array([[v[0] for v in optimum(p, cost, budget)] for p in replicates]).reshape(
         -1, 3
     )
@@ -312,23 +329,23 @@ def _summarize_joint(
         'fit_rmse': joint.rmse,
         'holdout_rmse': error,
         'identified': not joint.warnings,
-        'target': {'C': at, **target, 'bands': _widened_bands(joint.dof, **values)},
+        'target': {'C': target_flops, **target, 'bands': _widened_bands(joint.dof, **values)},
     }
 
 
-def _widened_bands(dof: float, **drawn: tuple[float, np.ndarray]) -> dict[str, list[float]]:
+def _widened_bands(dof: float, **replicates: tuple[float, np.ndarray]) -> dict[str, list[float]]:
     """Compute widened bands of values from bootstrap samples; none for infinite samples."""
     return {
         name: curve_fit.widen_band(value, samples, dof)
-        for name, (value, samples) in drawn.items()
+        for name, (value, samples) in replicates.items()
         if len(samples) and np.isfinite(samples).all()
     }
 
 
-def _bands(**drawn: tuple[float, np.ndarray]) -> dict[str, list[float]]:
+def _bands(**replicates: tuple[float, np.ndarray]) -> dict[str, list[float]]:
     """Compute percentiles of bootstrap samples, extended to the value itself."""
     bands = {}
-    for name, (value, samples) in drawn.items():
+    for name, (value, samples) in replicates.items():
         if len(samples):
             low, high = np.quantile(samples, curve_fit.BAND)
             bands[name] = [float(min(low, value)), float(max(high, value))]
@@ -338,7 +355,7 @@ def _bands(**drawn: tuple[float, np.ndarray]) -> dict[str, list[float]]:
 def _summarize_optima(
     optima: isoflop.Optima,
     cost: Cost,
-    at: float,
+    target_flops: float,
     replicates: list[isoflop.Optima] | None,
     options: AnalysisOptions,
 ) -> dict[str, Any] | None:
@@ -349,13 +366,13 @@ def _summarize_optima(
     few = len(optima.c) == 2 if replicates is None else 2 * len(replicates) < options.bootstrap
     if optima.exponent is None or few:
         return None
-    drawn = replicates or []
-    slopes = np.array([replicate.exponent for replicate in drawn])
-    sizes = np.array([replicate.size(at) for replicate in drawn])
-    a, n = optima.exponent, optima.size(at)
+    redrawn = replicates or []
+    slopes = np.array([replicate.exponent for replicate in redrawn])
+    sizes = np.array([replicate.size(target_flops) for replicate in redrawn])
+    a, n = optima.exponent, optima.size(target_flops)
 
     def data(sizes: np.ndarray) -> np.ndarray:
-        return cost.data(sizes, np.full(len(sizes), at))
+        return cost.data(sizes, np.full(len(sizes), target_flops))
 
     def share(slopes: np.ndarray | float) -> Any:
         return (1 - slopes * cost.p) / cost.q
@@ -371,7 +388,12 @@ def _summarize_optima(
                 optima.c, optima.n, cost.data(optima.n, optima.c), optima.loss, strict=True
             )
         ],
-        'target': {'C': at, 'N': n, 'D': d, 'bands': _bands(N=(n, sizes), D=(d, data(sizes)))},
+        'target': {
+            'C': target_flops,
+            'N': n,
+            'D': d,
+            'bands': _bands(N=(n, sizes), D=(d, data(sizes))),
+        },
     }
 
 
@@ -383,18 +405,18 @@ def _draw_parabolas(
     None without spare points or seeds.
     """
     groups = isoflop.budgets(runs.n, runs.c)
-    dof = sum(len(at) - 3 for at in groups)
+    dof = sum(len(indices) - 3 for indices in groups)
     if not groups:
         return None
-    inside, counts = np.concatenate(groups), runs.seeds.counts
-    weights = np.sqrt(counts / counts[inside].mean())
+    indices_inside, counts = np.concatenate(groups), runs.seeds.counts
+    weights = np.sqrt(counts / counts[indices_inside].mean())
     center = isoflop.evaluate_parabolas(runs.n, runs.c, level, weights)
-    errors = (weights * np.log(level / center))[inside]
-    noise = pool_noise(errors, dof, runs.seeds.take(inside))
+    errors = (weights * np.log(level / center))[indices_inside]
+    noise = pool_noise(errors, dof, runs.seeds.take(indices_inside))
     if noise.measured:
         pool = noise.std * stats.norm.ppf((np.arange(_QUANTILES) + 0.5) / _QUANTILES)
     elif dof:
-        pool = errors * np.sqrt(len(inside) / dof)
+        pool = errors * np.sqrt(len(indices_inside) / dof)
     else:
         return None
 
@@ -419,11 +441,11 @@ def _draw_frontiers(
     if clean.exponent is None:
         return None
     da, ds = measured.exponent - clean.exponent, measured.log_scale - clean.log_scale
-    drawn = _redraw(center, pool, options, lambda y: isoflop.frontier(runs.n, runs.c, y)[0])
+    redrawn = _redraw(center, pool, options, lambda y: isoflop.frontier(runs.n, runs.c, y)[0])
     width, rng = isoflop.spacing(runs.n, runs.c), np.random.default_rng(1)
     return [
         dataclasses.replace(optima, exponent=optima.exponent + da, log_scale=optima.log_scale + ds)
-        for optima in (isoflop.jitter(optima, width, rng) for optima in drawn)
+        for optima in (isoflop.jitter(optima, width, rng) for optima in redrawn)
         if optima.exponent is not None
     ]
 
@@ -437,6 +459,6 @@ def _redraw(
 ) -> list[isoflop.Optima]:
     rng = np.random.default_rng(0)
     pool = pool - pool.mean()
-    drawn = (rng.choice(pool, len(center)) / weights for _ in range(options.bootstrap))
-    replicates = [solve(center * np.exp(errors)) for errors in drawn]
+    samples = (rng.choice(pool, len(center)) / weights for _ in range(options.bootstrap))
+    replicates = [solve(center * np.exp(errors)) for errors in samples]
     return [optima for optima in replicates if optima.exponent is not None]

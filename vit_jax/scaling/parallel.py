@@ -19,19 +19,19 @@ Result = TypeVar('Result')
 
 
 def map_items(
-    function: Callable[[Item], Result], items: Sequence[Item], what: str, workers: int = 1
+    function: Callable[[Item], Result], items: Sequence[Item], label: str, workers: int = 1
 ) -> list[Result]:
     """Apply a function to each item, in processes if there are many items and several workers.
 
     Args:
       function: Function of an item; both can be pickled.
       items: Items in the order of the results.
-      what: Label of the progress bar.
+      label: Label of the progress bar.
       workers: Largest number of processes.
     """
     results: list[Result] = []
     workers = min(workers, len(items) // _ITEMS_PER_WORKER)
-    with console.progress(what, len(items)) as advance, _open_map(workers) as map_each:
+    with console.progress(label, len(items)) as advance, _open_map(workers) as map_each:
         for result in map_each(function, items):
             results.append(result)
             advance()

@@ -240,13 +240,13 @@ def _draw_published(axes: Axes, curve: Curve, color: Any) -> None:
 
 def _seed_bars(axes: Axes, curve: Curve, color: Any) -> None:
     """Draw one standard deviation of the runs up and down from each mean over seeds."""
-    chosen = curve.seeds.counts > 1
-    if not chosen.any():
+    has_seeds = curve.seeds.counts > 1
+    if not has_seeds.any():
         return
-    y, ratio = curve.y[chosen], np.exp(curve.seeds.stds[chosen])
+    y, ratio = curve.y[has_seeds], np.exp(curve.seeds.stds[has_seeds])
     lengths = np.stack([y - y / ratio, y * ratio - y])
     axes.errorbar(
-        curve.x[chosen, 0], y, lengths, fmt='none', ecolor=color, elinewidth=1.1, capsize=2.5
+        curve.x[has_seeds, 0], y, lengths, fmt='none', ecolor=color, elinewidth=1.1, capsize=2.5
     )
 
 

@@ -70,7 +70,7 @@ def residuals(analysis: Analysis) -> dict[str, np.ndarray]:
     """Compute the relative errors [M] of both laws at the runs of budgets; NaN without a law."""
     runs = analysis.points
     groups = isoflop.budgets(runs.n, runs.c)
-    inside = np.concatenate(groups) if groups else np.empty(0, int)
+    indices = np.concatenate(groups) if groups else np.empty(0, int)
     fitted = {
         'parabolas': isoflop.evaluate_parabolas(runs.n, runs.c, runs.y, runs.seeds.weights),
         'joint law': analysis.joint.predict(runs.x) if analysis.joint else None,
@@ -78,16 +78,16 @@ def residuals(analysis: Analysis) -> dict[str, np.ndarray]:
     errors = {name: np.full(len(runs.y), np.nan) for name in fitted}
     for name, values in fitted.items():
         if values is not None:
-            errors[name][inside] = runs.y[inside] / values[inside] - 1
+            errors[name][indices] = runs.y[indices] / values[indices] - 1
     return errors
 
 
 def _draw_residuals(axes: Axes, analysis: Analysis, name: str, errors: np.ndarray) -> None:
     """Draw the errors of a law in percent over N, in the colors of the budgets."""
     runs = analysis.points
-    for i, at in enumerate(isoflop.budgets(runs.n, runs.c)):
+    for i, indices in enumerate(isoflop.budgets(runs.n, runs.c)):
         color = figures.COLORS[i % len(figures.COLORS)]
-        axes.plot(runs.n[at], 100 * errors[at], 'o', color=color, markersize=4, alpha=0.8)
+        axes.plot(runs.n[indices], 100 * errors[indices], 'o', color=color, markersize=4, alpha=0.8)
     axes.axhline(0, color=figures.FAINT, linewidth=0.8)
     axes.set_xscale('log')
     rms = 100 * float(np.sqrt(np.nanmean(errors**2))) if np.isfinite(errors).any() else np.nan
@@ -133,8 +133,8 @@ def _draw_contours(axes: Axes, analysis: Analysis, title: str, published: bool) 
             if mark:
                 axes.plot(optima.c, optima.n, mark, color=color, markersize=6)
     for method in dict.fromkeys(('joint', analysis.shown)):
-        found = analysis.summary.get(method)
-        if found and (found['a'] is not None or method == analysis.shown):
+        summary = analysis.summary.get(method)
+        if summary and (summary['a'] is not None or method == analysis.shown):
             _plot_band(axes, analysis, method, budgets)
     if published and law is not None:
         _plot_published(axes, analysis, budgets)
@@ -186,15 +186,15 @@ def _plot_contours(axes: Axes, analysis: Analysis, budgets: np.ndarray, sizes: n
     axes.contour(c, n, loss, levels=levels, cmap='viridis', norm=LogNorm(low, high), linewidths=0.8)
 
 
-def _has_line(analysis: Analysis, way: str, optima: isoflop.Optima) -> bool:
+def _has_line(analysis: Analysis, law: str, optima: isoflop.Optima) -> bool:
     """Whether optima support a line: a power law through so few needs a band."""
-    return len(optima.c) > _FEW or bool(analysis.replicates.get(way))
+    return len(optima.c) > _FEW or bool(analysis.replicates.get(law))
 
 
-def _plot_band(axes: Axes, analysis: Analysis, way: str, budgets: np.ndarray) -> None:
-    band = analysis.size_band(way, budgets)
+def _plot_band(axes: Axes, analysis: Analysis, law: str, budgets: np.ndarray) -> None:
+    band = analysis.size_band(law, budgets)
     if band is not None:
-        axes.fill_between(budgets, *band, color=_COLORS[way], alpha=0.2, linewidth=0)
+        axes.fill_between(budgets, *band, color=_COLORS[law], alpha=0.2, linewidth=0)
 
 
 def _plot_published(axes: Axes, analysis: Analysis, budgets: np.ndarray) -> None:
@@ -226,11 +226,11 @@ def _draw_budgets(axes: Axes, analysis: Analysis, columns: Columns) -> None:
     points = analysis.points
     shared = isoflop.budgets(points.n, points.c)
     groups = shared or [np.arange(len(points.y))]
-    for i, at in enumerate(groups):
+    for i, indices in enumerate(groups):
         color = figures.COLORS[i % len(figures.COLORS)]
-        axes.plot(points.n[at], points.y[at], 'o', color=color, markersize=4, alpha=0.8)
+        axes.plot(points.n[indices], points.y[indices], 'o', color=color, markersize=4, alpha=0.8)
         if len(groups) > 1:
-            _draw_budget(axes, analysis, at, color)
+            _draw_budget(axes, analysis, indices, color)
     title = f'{columns.y} at equal compute' if shared else f'{columns.y}: sizes share no budget'
     _set_scales(axes, title, points.n, points.y)
     axes.set_xlim(right=points.n.max() * (points.n.max() / points.n.min()) ** 0.2)
@@ -238,14 +238,14 @@ def _draw_budgets(axes: Axes, analysis: Analysis, columns: Columns) -> None:
     axes.set_xlabel(f'model size N{lines}', color=figures.FAINT, fontsize=9)
 
 
-def _draw_budget(axes: Axes, analysis: Analysis, at: np.ndarray, color: str) -> None:
+def _draw_budget(axes: Axes, analysis: Analysis, indices: np.ndarray, color: str) -> None:
     points = analysis.points
-    budget = float(np.exp(np.log(points.c[at]).mean()))
-    n = np.geomspace(points.n[at].min(), points.n[at].max(), 60)
+    budget = float(np.exp(np.log(points.c[indices]).mean()))
+    n = np.geomspace(points.n[indices].min(), points.n[indices].max(), 60)
     if analysis.joint is not None:
         x = np.stack([n, points.cost.data(n, np.full(60, budget))], axis=1)
         axes.plot(n, analysis.joint.predict(x), color=color, linewidth=1.2)
-    parabola = isoflop.parabola(points.n[at], points.y[at], points.seeds.weights[at])
+    parabola = isoflop.parabola(points.n[indices], points.y[indices], points.seeds.weights[indices])
     axes.plot(n, parabola(np.log(n)), '--', color=color, linewidth=0.9)
     axes.annotate(
         f'C = {rows.number_format(points.c.max())(budget)}',

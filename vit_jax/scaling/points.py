@@ -100,10 +100,10 @@ class Points:
         """N and D as columns [M, 2]."""
         return np.stack([self.n, self.d], axis=1)
 
-    def take(self, chosen: np.ndarray) -> Points:
+    def take(self, indices: np.ndarray) -> Points:
         """Select points by a mask [M] or indices."""
-        arrays = {name: getattr(self, name)[chosen] for name in ('n', 'd', 'c', 'y', 'unique')}
-        return dataclasses.replace(self, **arrays, seeds=self.seeds.take(chosen))
+        arrays = {name: getattr(self, name)[indices] for name in ('n', 'd', 'c', 'y', 'unique')}
+        return dataclasses.replace(self, **arrays, seeds=self.seeds.take(indices))
 
 
 def read(rows: Sequence[Row], columns: Columns) -> list[Points]:
@@ -227,17 +227,17 @@ def _merge_runs(
       N, D, C, unique data and the loss of each point; the seeds of its runs; a line on merged
       rows.
     """
-    which = group_indices([name or tuple(at) for name, at in zip(settings, x, strict=True)])
+    which = group_indices([name or tuple(index) for name, index in zip(settings, x, strict=True)])
     log_y, seeds = merge_seeds(np.log(y), which)
     if not seeds.several:
         return (*x.T, y), seeds, []
     merged = centers(x, which)
     if not seeds.noise:
         return (*merged.T, np.exp(log_y)), seeds, []
-    at = int(np.argmax(seeds.counts))
+    index = int(np.argmax(seeds.counts))
     note = (
         f'{int((seeds.counts > 1).sum())} point(s) with several rows, such as '
-        f'N = {merged[at, 0]:.4g}, D = {merged[at, 1]:.4g}: the mean of their log losses is '
+        f'N = {merged[index, 0]:.4g}, D = {merged[index, 1]:.4g}: the mean of their log losses is '
         f'weighted by their number; they differ by {100 * seeds.noise:.2g} %'
     )
     return (*merged.T, np.exp(log_y)), seeds, [note]

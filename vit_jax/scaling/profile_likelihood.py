@@ -37,7 +37,7 @@ class FittedPoints:
 
 
 def band_offsets(
-    form: Form, theta: Theta, points: FittedPoints, rise: float, at: np.ndarray
+    form: Form, theta: Theta, points: FittedPoints, rise: float, X: np.ndarray
 ) -> np.ndarray:
     """Compute how far the log of the curve can move while squared errors grow by at most `rise`.
 
@@ -50,18 +50,18 @@ def band_offsets(
       theta: Parameters [P] of the fit, where the search starts.
       points: Fitted points.
       rise: Growth of the sum of squared weighted errors, positive.
-      at: X [M, K] in scaled units.
+      X: X [M, K] in scaled units.
 
     Returns:
       Distances [2, M] down and up, both at least 0.
     """
-    if at.shape[1] == 1 and len(at) > KNOTS:
-        knots = np.geomspace(at.min(), at.max(), KNOTS)
+    if X.shape[1] == 1 and len(X) > KNOTS:
+        knots = np.geomspace(X.min(), X.max(), KNOTS)
         offsets = band_offsets(form, theta, points, rise, knots[:, None])
         # Monotone between the knots, without corners at them (Fritsch and Carlson 1980).
-        return interpolate.PchipInterpolator(np.log(knots), offsets, axis=1)(np.log(at[:, 0]))
+        return interpolate.PchipInterpolator(np.log(knots), offsets, axis=1)(np.log(X[:, 0]))
     search = _Search(form, points, rise, theta)
-    return np.array([[search.distance(row[None], sign) for row in at] for sign in (-1, 1)])
+    return np.array([[search.distance(row[None], sign) for row in X] for sign in (-1, 1)])
 
 
 def inflation(form: Form, theta: Theta, points: FittedPoints) -> float:
@@ -90,40 +90,40 @@ class _Search:
         slopes = self._slopes(self.best)
         self.covariance = np.linalg.pinv(slopes.T @ slopes, rcond=1e-10, hermitian=True)
 
-    def distance(self, at: np.ndarray, sign: int) -> float:
+    def distance(self, x: np.ndarray, sign: int) -> float:
         """Find the largest move of the log of the curve at one x [1, K], down (-1) or up (1).
 
         The root of the rise is close to linear in the move, so each step scales the move by the
         ratio of the wanted root to the current one, within the bracket of earlier moves.
         """
-        start, slope = self._value(self.best, at), self._slope(self.best, at)
+        start, slope = self._value(self.best, x), self._slope(self.best, x)
         move = self.root * float(np.sqrt(max(slope @ self.covariance @ slope, 1e-12)))
-        inside, outside, inside_z = 0.0, _FARTHEST, self.best
+        inner, outside, inside_z = 0.0, _FARTHEST, self.best
         for _ in range(_STEPS):
-            z = self._fit_constrained(inside_z, at, start + sign * move)
-            new_move = sign * (self._value(z, at) - start)
+            z = self._fit_constrained(inside_z, x, start + sign * move)
+            new_move = sign * (self._value(z, x) - start)
             root = np.sqrt(max(float(np.sum(self._errors(z) ** 2)) - self.least, 0.0))
             if root <= self.root:
-                inside, inside_z = max(inside, new_move), z
+                inner, inside_z = max(inner, new_move), z
             else:
                 outside = min(outside, new_move)
             if abs(root / self.root - 1) < _CLOSE:
                 return max(new_move, 0.0)
-            if outside - inside < _CLOSE * outside:
+            if outside - inner < _CLOSE * outside:
                 break
             move = new_move * self.root / max(root, 0.25 * self.root)
-            if not inside < move < outside:
-                move = (inside + outside) / 2
-        return max(inside, 0.0)
+            if not inner < move < outside:
+                move = (inner + outside) / 2
+        return max(inner, 0.0)
 
-    def _fit_constrained(self, z: np.ndarray, at: np.ndarray, value: float) -> np.ndarray:
+    def _fit_constrained(self, z: np.ndarray, x: np.ndarray, value: float) -> np.ndarray:
         """Find the best fit whose log curve at x is `value`."""
 
         def errors(z: np.ndarray) -> np.ndarray:
-            return np.append(self._errors(z), _HOLD * (self._value(z, at) - value))
+            return np.append(self._errors(z), _HOLD * (self._value(z, x) - value))
 
         def slopes(z: np.ndarray) -> np.ndarray:
-            return np.vstack([self._slopes(z), _HOLD * self._slope(z, at)])
+            return np.vstack([self._slopes(z), _HOLD * self._slope(z, x)])
 
         return self._solve(z, errors, slopes)
 
@@ -153,8 +153,8 @@ class _Search:
         jacobian = self.form.log_value(self._full(z), self.points.x)[1]
         return self.points.weights[:, None] * jacobian[:, self.free]
 
-    def _value(self, z: np.ndarray, at: np.ndarray) -> float:
-        return float(self.form.log_value(self._full(z), at)[0][0])
+    def _value(self, z: np.ndarray, x: np.ndarray) -> float:
+        return float(self.form.log_value(self._full(z), x)[0][0])
 
-    def _slope(self, z: np.ndarray, at: np.ndarray) -> np.ndarray:
-        return self.form.log_value(self._full(z), at)[1][0, self.free]
+    def _slope(self, z: np.ndarray, x: np.ndarray) -> np.ndarray:
+        return self.form.log_value(self._full(z), x)[1][0, self.free]

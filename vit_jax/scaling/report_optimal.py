@@ -42,12 +42,12 @@ def find_study(
 
 def optimal_blocks(analysis: Analysis, columns: Columns) -> list[Block]:
     """Write the section on optimal sizes."""
-    ways = {name: law for name, law in analysis.summary.items() if law is not None}
+    laws_by_method = {name: law for name, law in analysis.summary.items() if law is not None}
     blocks: list[Block] = [Heading('Optimal sizes'), Picture(PICTURE, 'optimal sizes')]
-    if ways:
-        target = next(iter(ways.values()))['target']['C']
+    if laws_by_method:
+        target = next(iter(laws_by_method.values()))['target']['C']
         blocks += [
-            _tabulate_methods(ways),
+            _tabulate_methods(laws_by_method),
             Text(
                 f'N* ~ C^a, D* ~ C^b; N*, D* and the loss at {target:.3g} FLOPs, {_BEYOND:g} times '
                 'the largest budget. In brackets is the 90 % band, from a bootstrap with a drift '
@@ -72,9 +72,9 @@ def _list_published() -> str:
     return ', '.join(f'{name} {slope:.2f}' for name, slope in plots_optimal.PUBLISHED.items())
 
 
-def _tabulate_methods(ways: Mapping[str, Mapping[str, Any]]) -> TableBlock:
+def _tabulate_methods(laws_by_method: Mapping[str, Mapping[str, Any]]) -> TableBlock:
     lines = [['method', 'a', 'b', 'N*', 'D*', 'loss']]
-    for name, law in ways.items():
+    for name, law in laws_by_method.items():
         cells = [_format_value(law, key) for key in 'ab']
         cells += [_format_value(law['target'], key) for key in ('N', 'D', 'loss')]
         lines.append([name, *cells])
@@ -96,9 +96,9 @@ def _tabulate_residuals(analysis: Analysis, columns: Columns) -> TableBlock:
     runs, errors = analysis.points, plots_optimal.residuals(analysis)
     lines = [['C', 'N', columns.y, *(f'error of the {name}' for name in errors)]]
     for i in np.concatenate(isoflop.budgets(runs.n, runs.c)):
-        shown = [
+        cells = [
             f'{100 * error[i]:+.2f} %' if np.isfinite(error[i]) else '-'
             for error in errors.values()
         ]
-        lines.append([f'{runs.c[i]:.3g}', rows.short(runs.n[i]), f'{runs.y[i]:.4g}', *shown])
+        lines.append([f'{runs.c[i]:.3g}', rows.short(runs.n[i]), f'{runs.y[i]:.4g}', *cells])
     return TableBlock(lines)

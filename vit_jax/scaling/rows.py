@@ -24,9 +24,9 @@ def label(by: Mapping[str, str]) -> str:
 def _format_value(column: str, text: str) -> str:
     if not re.fullmatch(r'[+-]?[\d.]+(e[+-]?\d+)?', text):
         return text
-    shown = short(int(text)) if text.isdecimal() and int(text) >= 10_000 else text
+    formatted = short(int(text)) if text.isdecimal() and int(text) >= 10_000 else text
     noun = column.rpartition('.')[2]
-    return f'{shown} {noun}' if noun.endswith('s') else f'{noun} {shown}'
+    return f'{formatted} {noun}' if noun.endswith('s') else f'{noun} {formatted}'
 
 
 def join_labels(lines: Iterable[tuple[str, str]]) -> list[str]:
@@ -115,10 +115,11 @@ def drop_copies(
         contents.add(content)
         x_values = tuple(cell(row, column, '--x') for column in x)
         if (run := row.get('run')) and first_lines.setdefault((run, *x_values), line) != line:
-            first = first_lines[run, *x_values]
+            first_line = first_lines[run, *x_values]
             values = ', '.join(f'{name}={value}' for name, value in zip(x, x_values, strict=True))
             raise UserError(
-                f'lines {first} and {line}: the run {run!r} has two values of {y} at {values}: '
+                f'lines {first_line} and {line}: the run {run!r} has two values of {y} at '
+                f'{values}: '
                 'remove one'
             )
         unique.append((line, row))

@@ -127,7 +127,7 @@ def read_run(folder: paths.Path, flops_of: FlopsOf) -> dict[str, Cell]:
     except UserError as e:
         raise UserError(f'{saved}: {e}') from e
     hardware, size = meta.get('hardware'), meta.get('num_examples')
-    seen = _count_examples(series) if buckets else {'examples_seen': steps * batch_size}
+    counts = _count_examples(series) if buckets else {'examples_seen': steps * batch_size}
     return {
         'run': str(folder),
         'model': model,
@@ -136,9 +136,9 @@ def read_run(folder: paths.Path, flops_of: FlopsOf) -> dict[str, Cell]:
         'steps': steps,
         'batch_size': batch_size,
         'parameters': run_folder.count_saved_parameters(saved) if saved else None,
-        **seen,
+        **counts,
         'data_size': size,
-        'epochs': count_epochs(seen['examples_seen'], size),
+        'epochs': count_epochs(counts['examples_seen'], size),
         'flops': None if per_step is None else round(per_step * steps),
         'chip_hours': _chip_hours(hardware, series.get('train/step_sec')),
         **{name: _finite(values[-1]) for name, (_, values) in series.items()},

@@ -192,8 +192,8 @@ def read_star(rows: Sequence[Row], columns: StarColumns) -> StarSweep:
         elif empty:
             notes.append(f'{name}: left out, it has no {empty[0].removeprefix("1-")}')
         elif not (np.isfinite(values).all() and min(values) > 0):
-            at = int(np.argmin([np.isfinite(v) and v > 0 for v in values]))
-            notes.append(f'{name}: left out, {columns.flags[at][0]} is {values[at]:g}')
+            index = int(np.argmin([np.isfinite(v) and v > 0 for v in values]))
+            notes.append(f'{name}: left out, {columns.flags[index][0]} is {values[index]:g}')
         else:
             usable.append([*values, _examples(row, line, columns)])
     if not usable:
@@ -209,8 +209,8 @@ def read_star(rows: Sequence[Row], columns: StarColumns) -> StarSweep:
     table, shapes = table[distance < 2], shapes[distance < 2]
     rays = {}
     for i, name in enumerate(columns.shape):
-        chosen = np.delete(shapes == middle, i, axis=1).all(axis=1)
-        rays[name] = Ray(shapes[chosen, i], table[chosen, -3], table[chosen, -2])
+        is_on_ray = np.delete(shapes == middle, i, axis=1).all(axis=1)
+        rays[name] = Ray(shapes[is_on_ray, i], table[is_on_ray, -3], table[is_on_ray, -2])
         _require_enough(name, rays[name])
     center = dict(zip(columns.shape, map(float, middle), strict=True))
     example = _fit_example_cost(columns.shape, shapes, table[:, -3], table[:, -1])
@@ -312,8 +312,10 @@ def _search(rays: Sequence[Ray]) -> np.ndarray:
     for c in _GRID:
         pairs = [min(itertools.product(_GRID, _GRID), key=_cost_of(ray, c)) for ray in rays]
         starts.append(np.array([c, *itertools.chain(*pairs)]))
-    starts.sort(key=lambda at: float(np.sum(_errors(at, rays) ** 2)))
-    best = min((_refine(rays, at) for at in starts[:_STARTS]), key=lambda result: result.cost)
+    starts.sort(key=lambda position: float(np.sum(_errors(position, rays) ** 2)))
+    best = min(
+        (_refine(rays, position) for position in starts[:_STARTS]), key=lambda result: result.cost
+    )
     again = _refine(rays, best.x)
     if not best.success or again.cost < best.cost * (1 - 1e-3) - _FLAT**2:
         raise UserError('the law of shapes did not converge; give more runs or fewer dimensions')
@@ -324,15 +326,15 @@ def _cost_of(ray: Ray, c: float) -> Callable[[tuple[float, float]], float]:
     return lambda pair: float(np.sum(_project(ray, c, *pair)[1] ** 2))
 
 
-def _refine(rays: Sequence[Ray], at: np.ndarray) -> optimize.OptimizeResult:
-    start = np.clip(at, BOUNDS[0] * 1.01, BOUNDS[1] * 0.99)
+def _refine(rays: Sequence[Ray], position: np.ndarray) -> optimize.OptimizeResult:
+    start = np.clip(position, BOUNDS[0] * 1.01, BOUNDS[1] * 0.99)
     return optimize.least_squares(_errors, start, bounds=BOUNDS, args=(rays,), max_nfev=_ROUNDS)
 
 
-def _errors(at: np.ndarray, rays: Sequence[Ray]) -> np.ndarray:
-    pairs = at[1:].reshape(-1, 2)
+def _errors(position: np.ndarray, rays: Sequence[Ray]) -> np.ndarray:
+    pairs = position[1:].reshape(-1, 2)
     return np.concatenate(
-        [_project(ray, at[0], *pair)[1] for ray, pair in zip(rays, pairs, strict=True)]
+        [_project(ray, position[0], *pair)[1] for ray, pair in zip(rays, pairs, strict=True)]
     )
 
 
@@ -352,10 +354,10 @@ def _scale(values: np.ndarray) -> float:
     return float(np.exp(np.log(values).mean()))
 
 
-def _laws(star: StarSweep, at: np.ndarray) -> list[ShapeLaw]:
+def _laws(star: StarSweep, position: np.ndarray) -> list[ShapeLaw]:
     """Convert exponents to laws in the units of the table."""
-    c, laws = float(at[0]), []
-    for ray, (a, b) in zip(star.rays.values(), at[1:].reshape(-1, 2), strict=True):
+    c, laws = float(position[0]), []
+    for ray, (a, b) in zip(star.rays.values(), position[1:].reshape(-1, 2), strict=True):
         alpha, beta, xi, epsilon = _project(ray, c, a, b)[0]
         x, t = _scale(ray.x), _scale(ray.t)
         law = ShapeLaw(alpha * x**a, a, beta * x**-b * t**c, b, xi * t**c, c, epsilon)

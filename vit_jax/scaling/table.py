@@ -360,15 +360,15 @@ def predict_at(curve: Curve, target: float) -> tuple[dict[str, Any] | None, str]
     fit = curve.fit
     if fit is None:
         return None, curve.problem
-    fitted_x, at = curve.x[:, 0], np.array([target])
+    fitted_x, target_x = curve.x[:, 0], np.array([target])
     parts = fit.parts if isinstance(fit, averaging.MeanFit) else ()
     parameters = min(len(law.form.names) for law in [fit, *(part.fit for part in parts)])
-    first, last = fit.predict(np.array([fitted_x.min(), fitted_x.max()]))
-    if last >= first * (1 - _FLAT):
+    first_y, last = fit.predict(np.array([fitted_x.min(), fitted_x.max()]))
+    if last >= first_y * (1 - _FLAT):
         return None, 'y does not fall as x grows, so there is no law to fit'
     if len(fitted_x) < 2 * parameters and not fitted_x.min() <= target <= fitted_x.max():
         return None, f'{len(fitted_x)} points for {parameters} parameters do not reach beyond them'
-    interval = fit.predict_band(at)
+    interval = fit.predict_band(target_x)
     band = None if interval is None else [float(end[0]) for end in interval]
     ratio = target / float(fitted_x.max())
     if ratio > curve_fit.FARTHEST:
@@ -376,7 +376,7 @@ def predict_at(curve: Curve, target: float) -> tuple[dict[str, Any] | None, str]
     if band is not None and band[1] > _WIDE_RATIO * band[0]:
         return None, f'not identified: the points allow {band[0]:.2g} to {band[1]:.2g}'
     note = curve_fit.distance_note('x', ratio, _MEASURED)
-    return {'x': target, 'y': float(fit.predict(at)[0]), 'band': band, 'note': note}, ''
+    return {'x': target, 'y': float(fit.predict(target_x)[0]), 'band': band, 'note': note}, ''
 
 
 def _merge_seeds(

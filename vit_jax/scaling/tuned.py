@@ -78,9 +78,9 @@ class TunedLaw:
 
     def _estimate(self, direction: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return a combination [K] of the table's columns, and half of its interval [K]."""
-        value, others = self.table @ direction, self.replicates @ direction
-        count = len(others)
-        error = np.sqrt((count - 1) / count * ((others - others.mean(0)) ** 2).sum(0))
+        value, other_values = self.table @ direction, self.replicates @ direction
+        count = len(other_values)
+        error = np.sqrt((count - 1) / count * ((other_values - other_values.mean(0)) ** 2).sum(0))
         return value, error * stats.t.ppf((1 + LEVEL) / 2, count - 1)
 
     def to_json(self) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def fit(rows: Sequence[Row], tuned: Sequence[str], over: Sequence[str], y: str) 
     solve = _through if are_best else _least_squares
     table = solve(moved, tuned)
     replicates = np.array(
-        [solve([s for s in moved if s is not one], tuned) for one in moved], float
+        [solve([s for s in moved if s is not law], tuned) for law in moved], float
     )
     shift = np.zeros_like(table)
     shift[:, 0] = x_center
@@ -164,9 +164,9 @@ def _read(rows: Sequence[Row], columns: Sequence[str], y: str) -> tuple[np.ndarr
         for line, row in numbered
         if all(cell(row, c, flags[c]).strip() for c in columns)
     ]
-    kept, remarks = drop_copies(full, columns[:-1], y) if full else ([], ())
-    values = np.array([[number(pair, c, flags[c]) for c in columns] for pair in kept])
-    values = values.reshape(len(kept), len(columns))
+    unique_rows, remarks = drop_copies(full, columns[:-1], y) if full else ([], ())
+    values = np.array([[number(pair, c, flags[c]) for c in columns] for pair in unique_rows])
+    values = values.reshape(len(unique_rows), len(columns))
     positive = (np.isfinite(values) & (values > 0)).all(1)
     notes = list(remarks)
     if missing := len(rows) - len(full) + int((~positive).sum()):
@@ -180,21 +180,21 @@ def _group(values: np.ndarray, sizes: int, hypers: int) -> list[_Setting]:
     """Group rows whose sizes are at most 2 % apart."""
     labels = [isoflop.label_clusters(values[:, i], isoflop.ALIKE) for i in range(sizes)]
     groups: dict[tuple[int, ...], list[int]] = {}
-    for row, key in enumerate(zip(*(each.tolist() for each in labels), strict=True)):
+    for row, key in enumerate(zip(*(label.tolist() for label in labels), strict=True)):
         groups.setdefault(key, []).append(row)
     return [
         _Setting(
-            values[at, :sizes].mean(0),
-            values[at, sizes : sizes + hypers],
-            values[at, sizes + hypers],
+            values[indices, :sizes].mean(0),
+            values[indices, sizes : sizes + hypers],
+            values[indices, sizes + hypers],
         )
-        for at in groups.values()
+        for indices in groups.values()
     ]
 
 
 def _inside(settings: Sequence[_Setting], tuned: Sequence[str]) -> tuple[list[_Setting], list[str]]:
     """Select the settings whose best run is not at an end of what was tried, near their best."""
-    inside, at_end = [], dict.fromkeys(tuned, 0)
+    interior, at_end = [], dict.fromkeys(tuned, 0)
     for setting in settings:
         best = setting.x[setting.y.argmin()]
         low, high = setting.x.min(0), setting.x.max(0)
@@ -204,14 +204,14 @@ def _inside(settings: Sequence[_Setting], tuned: Sequence[str]) -> tuple[list[_S
             continue
         near = setting.y <= setting.y.min() + WINDOW
         if near.sum() > 1:
-            inside.append(_Setting(setting.sizes, setting.x[near], setting.y[near]))
+            interior.append(_Setting(setting.sizes, setting.x[near], setting.y[near]))
     notes = [
         f'left out: {count} of {len(settings)} settings, whose best {column} is the smallest or '
         'the largest tried: try values on both sides of it'
         for column, count in at_end.items()
         if count
     ]
-    return inside, notes
+    return interior, notes
 
 
 def _require_spread(sizes: np.ndarray, over: Sequence[str], notes: Sequence[str]) -> None:
@@ -224,10 +224,13 @@ def _require_spread(sizes: np.ndarray, over: Sequence[str], notes: Sequence[str]
             f'{len(sizes)} setting(s) of {names} with a best value inside of what was tried; a law '
             f'needs {needed}{reasons}'
         )
-    for at, name in enumerate(over):
-        others = np.column_stack([np.ones(len(sizes)), np.delete(sizes, at, axis=1)])
-        left = sizes[:, at] - others @ np.linalg.lstsq(others, sizes[:, at], rcond=None)[0]
-        if np.ptp(left) > _TIED:
+    for index, name in enumerate(over):
+        other_columns = np.column_stack([np.ones(len(sizes)), np.delete(sizes, index, axis=1)])
+        residual = (
+            sizes[:, index]
+            - other_columns @ np.linalg.lstsq(other_columns, sizes[:, index], rcond=None)[0]
+        )
+        if np.ptp(residual) > _TIED:
             continue
         if len(over) == 1:
             raise UserError(f'all settings have nearly the same {name}: vary it')
@@ -271,16 +274,16 @@ def _least_squares(settings: Sequence[_Setting], tuned: Sequence[str]) -> np.nda
             f'the runs do not identify a minimum over {" and ".join(tuned)}: try three values or '
             'more of each'
         )
-    found = np.linalg.lstsq(design, np.concatenate(losses), rcond=None)[0]
+    solution = np.linalg.lstsq(design, np.concatenate(losses), rcond=None)[0]
     curvature = np.empty((count, count))
-    for (i, j), value in zip(pairs, found, strict=False):
+    for (i, j), value in zip(pairs, solution, strict=False):
         curvature[i, j] = curvature[j, i] = value
     if np.linalg.eigvalsh(curvature).min() <= 0:
         raise UserError(
             f'the loss has no minimum over {" and ".join(tuned)}: the runs scatter by more than it '
             'depends on them'
         )
-    return np.linalg.solve(curvature, found[len(pairs) :].reshape(count, -1))
+    return np.linalg.solve(curvature, solution[len(pairs) :].reshape(count, -1))
 
 
 def _ends(value: float, half: float) -> tuple[float, float]:
@@ -290,12 +293,12 @@ def _ends(value: float, half: float) -> tuple[float, float]:
 def describe(law: TunedLaw) -> list[str]:
     """Describe the law: a line for each hyperparameter, then how it was fitted."""
     lines = []
-    for at, column in enumerate(law.tuned):
-        (value, band), factors = law.best(law.center)[at], []
+    for index, column in enumerate(law.tuned):
+        (value, band), factors = law.best(law.center)[index], []
         for size, name in enumerate(law.over):
-            exponent, ends = law.exponent(at, size)
-            shown = f'{exponent:.3f}' if ends[1] - ends[0] <= WIDEST else '-'
-            factors.append(f'({name} / {law.center[size]:.3g})^{shown} {_interval(ends)}')
+            exponent, ends = law.exponent(index, size)
+            formatted = f'{exponent:.3f}' if ends[1] - ends[0] <= WIDEST else '-'
+            factors.append(f'({name} / {law.center[size]:.3g})^{formatted} {_interval(ends)}')
         lines.append(f'best {column} = {format_value(value, band)} * {" * ".join(factors)}')
     lines.append(
         f'{law.runs} runs of {law.settings} settings; {LEVEL:.0%} intervals by leaving out each '
@@ -306,12 +309,14 @@ def describe(law: TunedLaw) -> list[str]:
 
 def predict(law: TunedLaw, sizes: Sequence[float]) -> list[str]:
     """Describe the best values at a model and data size."""
-    at = ', '.join(f'{name} = {size:.4g}' for name, size in zip(law.over, sizes, strict=True))
-    found = zip(law.tuned, law.best(sizes), strict=True)
-    lines = [f'at {at}: best {column} {format_value(*best)}' for column, best in found]
+    sizes_text = ', '.join(
+        f'{name} = {size:.4g}' for name, size in zip(law.over, sizes, strict=True)
+    )
+    optima = zip(law.tuned, law.best(sizes), strict=True)
+    lines = [f'at {sizes_text}: best {column} {format_value(*best)}' for column, best in optima]
     if (ratio := law.beyond(sizes)) > MEASURED:
         end = ': no interval' if ratio > FARTHEST else ''
-        lines.append(f'at {at}: {ratio:.3g} times beyond the sizes of the settings{end}')
+        lines.append(f'at {sizes_text}: {ratio:.3g} times beyond the sizes of the settings{end}')
     return lines
 
 
@@ -319,8 +324,8 @@ def format_value(value: float, band: tuple[float, ...]) -> str:
     """Format a value and its interval; a dash if it is not identified."""
     if not band:
         return f'{value:.4g}'
-    shown = f'{value:.4g}' if band[1] <= UNKNOWN * band[0] else '-'
-    return f'{shown} {_interval(band)}'
+    formatted = f'{value:.4g}' if band[1] <= UNKNOWN * band[0] else '-'
+    return f'{formatted} {_interval(band)}'
 
 
 def _interval(ends: Sequence[float]) -> str:

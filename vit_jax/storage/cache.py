@@ -237,8 +237,10 @@ def _download(
             while block := _read(reader, size, url):
                 target.write(block)
                 advance(len(block))
-        if size is not None and (done := partial.stat().st_size) != size:
-            raise Unavailable(f'{url}: ends after {done:,} of {size:,} bytes; download it again')
+        if size is not None and (downloaded := partial.stat().st_size) != size:
+            raise Unavailable(
+                f'{url}: ends after {downloaded:,} of {size:,} bytes; download it again'
+            )
         if md5 and base64.b64decode(md5) != _md5(partial):
             raise Unavailable(f'{url}: its content does not match its MD5; download it again')
         if _tag(_info(system, path) or {}) != _tag(info):

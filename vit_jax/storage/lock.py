@@ -112,8 +112,8 @@ def holder(path: str | Path) -> Record | None:
 
 def _is_here(owner: Record) -> bool:
     """Return whether the owner runs on this kernel, in the same namespace of process ids."""
-    here = _record()
-    return all(owner.get(name, here[name]) == here[name] for name in ('host', 'boot'))
+    record = _record()
+    return all(owner.get(name, record[name]) == record[name] for name in ('host', 'boot'))
 
 
 def _is_alive(owner: Record) -> bool:

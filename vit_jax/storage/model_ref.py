@@ -130,14 +130,14 @@ class ModelRef:
           UserError: if object storage cannot be reached, the run has no such step, or both the
             reference and `step` name one, and not the same.
         """
-        found = _find_run(paths.path(self.text))
-        if found is None or found.step is None:
-            return found and found._replace(step=step)
-        if step not in (None, found.step):
+        reference = _find_run(paths.path(self.text))
+        if reference is None or reference.step is None:
+            return reference and reference._replace(step=step)
+        if step not in (None, reference.step):
             raise UserError(
-                f'{self} names step {found.step}, but step {step} is requested: give one of them'
+                f'{self} names step {reference.step}, but step {step} is requested; give one'
             )
-        return found
+        return reference
 
 
 def _find_run(path: paths.Path) -> RunCheckpoint | None:
@@ -153,8 +153,8 @@ def _find_run(path: paths.Path) -> RunCheckpoint | None:
             return RunCheckpoint(parent, _parse_step(path.name))
         if run_folder.finished_steps(path):
             return RunCheckpoint(path, None)
-    name, at, step = path.name.rpartition('@')
-    run = _find_run(path.parent / name) if name and at else None
+    name, separator, step = path.name.rpartition('@')
+    run = _find_run(path.parent / name) if name and separator else None
     if run is None or run.step is not None:
         return None
     if not _STEP.fullmatch(step):

@@ -357,13 +357,13 @@ def _integer(digits: str) -> int:
 
 
 @contextlib.contextmanager
-def intact(what: object, advice: str = 'get it again') -> Iterator[None]:
+def intact(file: object, advice: str = 'get it again') -> Iterator[None]:
     """Turn any exception while reading a damaged or hostile file into a one-line error.
 
     Readers raise many classes of exceptions: recursion, overflow, memory, and Rust's panics.
 
     Args:
-      what: File, for the message.
+      file: File, for the message.
       advice: End of the message.
 
     Raises:
@@ -376,7 +376,7 @@ def intact(what: object, advice: str = 'get it again') -> Iterator[None]:
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != 'PanicException':
             raise
-        raise UserError(f'{what}: cannot be read ({reason(error)}); {advice}') from error
+        raise UserError(f'{file}: cannot be read ({reason(error)}); {advice}') from error
 
 
 def reason(error: BaseException) -> str:
@@ -512,10 +512,10 @@ def sync(target: pathlib.Path) -> None:
 
 def sync_all(folder: pathlib.Path) -> None:
     """Apply `sync` to everything in a local folder, at any depth, and then to the folder."""
-    for inside, _, files_there in os.walk(folder, topdown=False):
+    for parent, _, files_there in os.walk(folder, topdown=False):
         for name in files_there:
-            sync(pathlib.Path(inside, name))
-        sync(pathlib.Path(inside))
+            sync(pathlib.Path(parent, name))
+        sync(pathlib.Path(parent))
 
 
 def files(folder: Path) -> list[str]:

@@ -221,9 +221,9 @@ def has_saved_nothing(folder: paths.Path) -> bool:
 
 def clear(folder: paths.Path) -> None:
     """Delete all files of a run except the lock, which the caller must hold."""
-    written = (CONFIG, METRICS, TIMES, RESULT, CURVES, VOCAB, WRITERS)
+    names = (CONFIG, METRICS, TIMES, RESULT, CURVES, VOCAB, WRITERS)
     for file in list(folder.iterdir()):
-        if file.name in written or file.name.startswith(EVENTS):
+        if file.name in names or file.name.startswith(EVENTS):
             file.unlink()
         elif file.name in (CHECKPOINTS, PROFILE, WANDB):
             paths.remove(file)

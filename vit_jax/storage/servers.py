@@ -71,40 +71,43 @@ def require_answer(scheme: str) -> None:
         connect(os.environ.get('STORAGE_EMULATOR_HOST') or GOOGLE, 'gs://')
 
 
-def require_web_server(address: str, what: str) -> None:
+def require_web_server(address: str, server: str) -> None:
     """Check that a server accepts connections; files, and servers behind a proxy, are not checked.
 
     Args:
       address: Address of the server, or of files.
-      what: Its name, for the message.
+      server: Its name, for the message.
 
     Raises:
       Unreachable: if it does not within a few seconds.
     """
     if address.startswith(('http://', 'https://')) and not urllib.request.getproxies():
-        require_connection(address, what, tries=2, seconds=5.0)
+        require_connection(address, server, tries=2, seconds=5.0)
 
 
 @functools.cache
-def connect(url: str, what: str) -> None:
+def connect(url: str, server: str) -> None:
     """Check as `require_connection`, once for each server that accepts."""
-    require_connection(url, what)
+    require_connection(url, server)
 
 
-def require_connection(url: str, what: str, tries: int = TRIES, seconds: float = SECONDS) -> None:
+def require_connection(url: str, server: str, tries: int = TRIES, seconds: float = SECONDS) -> None:
     """Check that a server accepts connections.
 
     Args:
       url: Address of the server.
-      what: Its name, for the message.
+      server: Its name, for the message.
       tries: Number of attempts.
       seconds: Time limit for a connection.
 
     Raises:
       Unreachable: if it does not within a few seconds.
     """
-    parts = urllib.parse.urlsplit(url if '://' in url else f'http://{url}')
-    host, port = parts.hostname or '', parts.port or (443 if parts.scheme == 'https' else 80)
+    url_parts = urllib.parse.urlsplit(url if '://' in url else f'http://{url}')
+    host, port = (
+        url_parts.hostname or '',
+        url_parts.port or (443 if url_parts.scheme == 'https' else 80),
+    )
     for attempt in range(tries):
         try:
             socket.create_connection((host, port), seconds).close()
@@ -115,6 +118,6 @@ def require_connection(url: str, what: str, tries: int = TRIES, seconds: float =
         if attempt < tries - 1:
             time.sleep(PAUSE)
     raise Unreachable(
-        f'{what} cannot be reached: nothing answers at {host}:{port} ({reason}); is this machine '
+        f'{server} cannot be reached: nothing answers at {host}:{port} ({reason}); is this machine '
         'connected to the network?'
     )

@@ -185,16 +185,16 @@ def _mark_lost(span: Span, before: int, after: int, resumed_at: int) -> Span:
 
 def bin_seconds(account: Account, bins: int) -> list[Seconds]:
     """Sum the seconds of each part in `bins` equal intervals of the total time."""
-    first = min(span.began for span in account.spans)
-    last = max(span.ended for span in account.spans)
-    width = max(last - first, 1e-9) / bins
+    start = min(span.began for span in account.spans)
+    end = max(span.ended for span in account.spans)
+    width = max(end - start, 1e-9) / bins
     totals: list[Seconds] = [{} for _ in range(bins)]
     for span in account.spans:
-        low = min(int((span.began - first) / width), bins - 1)
-        high = min(int((span.ended - first) / width), bins - 1)
+        low = min(int((span.began - start) / width), bins - 1)
+        high = min(int((span.ended - start) / width), bins - 1)
         for i in range(low, high + 1):
-            inside = min(span.ended, first + (i + 1) * width) - max(span.began, first + i * width)
-            share = max(inside, 0.0) / max(span.ended - span.began, 1e-9)
+            overlap = min(span.ended, start + (i + 1) * width) - max(span.began, start + i * width)
+            share = max(overlap, 0.0) / max(span.ended - span.began, 1e-9)
             for name, seconds in span.parts.items():
                 totals[i][name] = totals[i].get(name, 0.0) + seconds * share
     return totals

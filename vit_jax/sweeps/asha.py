@@ -87,8 +87,8 @@ class Asha:
             best = ranks[: len(ranks) // self.reduction_factor]
             return trial.number in (number for _, number in best)
 
-        found = [t for t in paused if is_among_the_best(t)]
-        return found or (paused[:1] if self._is_over(trials) else [])
+        candidates = [t for t in paused if is_among_the_best(t)]
+        return candidates or (paused[:1] if self._is_over(trials) else [])
 
     def _is_over(self, trials: Sequence[FrozenTrial]) -> bool:
         """Return whether all trials are paused or ended, and none is complete."""

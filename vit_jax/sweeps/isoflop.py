@@ -150,8 +150,8 @@ def runs(study: Isoflop) -> list[Run]:
             plan_with_batch = dataclasses.replace(plan, batch_size=plan.batch_size * 2**growth)
             longest = _with_steps(plan_with_batch, budget, shape)
             branch_step = shortest.setdefault(id(shape), budget)
-            first = longest if not study.cooldown else _with_steps(plan, branch_step, shape)
-            warmup = max(1, round(study.warmup * first.steps)) if study.warmup else 0
+            trunk = longest if not study.cooldown else _with_steps(plan, branch_step, shape)
+            warmup = max(1, round(study.warmup * trunk.steps)) if study.warmup else 0
             cooldown = max(1, round(study.cooldown * longest.steps)) if study.cooldown else 0
             number = study.seeds[min(plans_by_budget, len(study.seeds) - 1)]
             planned_runs += [
@@ -175,8 +175,8 @@ def _nearest(
             f'parameters; shapes have {ends[0]:,} to {ends[1]:,}: add shapes on both sides of it'
         )
     distance = [abs(math.log(plan.parameters) - optimal_size) for _, plan in priced]
-    chosen = sorted(range(len(priced)), key=distance.__getitem__)[: study.per_budget]
-    return [priced[i] for i in sorted(chosen)]
+    nearest = sorted(range(len(priced)), key=distance.__getitem__)[: study.per_budget]
+    return [priced[i] for i in sorted(nearest)]
 
 
 def _check_optimum(optimum: tuple[float, float], exponent: float, per_budget: int) -> None:
@@ -253,7 +253,7 @@ def _add_branches(study: Isoflop, runs: Sequence[Run]) -> list[space.Point]:
     groups = sorted(_groups(runs), key=lambda group: -_trunk_flops(group))
     trunks: list[space.Point] = []
     number: dict[tuple[int, int], int] = {}
-    for at, group in enumerate(groups):
+    for index, group in enumerate(groups):
         branch_runs = tuple(run.branch_step for run in group)
         shared = _point(study, group[-1]) | {
             'total': f'{branch_runs[-1]} steps',
@@ -261,7 +261,7 @@ def _add_branches(study: Isoflop, runs: Sequence[Run]) -> list[space.Point]:
         }
         trunk_steps = {'checkpoint.keep_steps': str(branch_runs), asha.FROM: '', asha.STEP: 0}
         trunks.append(shared | trunk_steps)
-        number |= {(id(run.shape), run.seed): at for run in group}
+        number |= {(id(run.shape), run.seed): index for run in group}
     return trunks + [
         _point(study, run)
         | {

@@ -100,8 +100,11 @@ def time_left(study: Study) -> str:
         return ''
     typical = statistics.median(span.total_seconds() for span in spans)
     seconds = typical * max(1.0, len(open_trials) / at_work)
-    each, left = (datetime.timedelta(seconds=round(s)) for s in (typical, seconds))
-    return f'about {left} left: {len(open_trials)} trials of {each} (h:mm:ss), workers: {at_work}'
+    typical_time, time_remaining = (
+        datetime.timedelta(seconds=round(s)) for s in (typical, seconds)
+    )
+    trials = f'{len(open_trials)} trials of {typical_time} (h:mm:ss)'
+    return f'about {time_remaining} left: {trials}, workers: {at_work}'
 
 
 def outcome(trial: FrozenTrial, at_work: dict[int, str]) -> str:
@@ -239,10 +242,10 @@ def plot(study: Study, path: str | pathlib.Path) -> pathlib.Path:
       UserError: if no trial has ended with a value.
       OSError: if the file cannot be written.
     """
-    shown = [t for t in study.trials(*ENDED) if t.value is not None]
-    if not shown:
+    finished = [t for t in study.trials(*ENDED) if t.value is not None]
+    if not finished:
         raise UserError(f'no trial of the study {study.name!r} has ended with a value')
-    return figures.save(draw(study, shown), path)
+    return figures.save(draw(study, finished), path)
 
 
 def draw(study: Study, trials: Sequence[FrozenTrial]) -> Figure:
@@ -294,10 +297,10 @@ def _draw_evaluations(axes: Axes, trials: Sequence[FrozenTrial], winner: int | N
 
 
 def _legend(axes: Axes, trials: Sequence[FrozenTrial], winner: int | None) -> None:
-    shown = {}  # a trial of each kind
+    handles = {}  # a trial of each kind
     for trial in trials:
-        shown['best' if trial.number == winner else state_name(trial)] = trial
-    for label, trial in sorted(shown.items()):
+        handles['best' if trial.number == winner else state_name(trial)] = trial
+    for label, trial in sorted(handles.items()):
         color, mark = _color(trial, winner), MARKS[trial.state]
         axes.plot([], [], mark, color=color, label=label, markersize=5)
     axes.legend(frameon=False, fontsize=9, labelcolor='linecolor', handlelength=1)
@@ -346,13 +349,13 @@ def positions(axes: Axes, dimension: space.Dimension, values: Sequence[Any]) -> 
         choices.sort()
     axes.set_xticks(np.arange(len(choices)), [shorten(v) for v in choices])
     axes.set_xlim(-0.5, len(choices) - 0.5)
-    places = np.array([choices.index(v) for v in values], float)
-    for value in np.unique(places):
-        same = np.flatnonzero(places == value)
+    indices = np.array([choices.index(v) for v in values], float)
+    for value in np.unique(indices):
+        same = np.flatnonzero(indices == value)
         if len(same) > 1:  # else they would hide each other
-            places[same] += 0.6 * ((np.arange(len(same)) + 0.5) / len(same) - 0.5)
+            indices[same] += 0.6 * ((np.arange(len(same)) + 0.5) / len(same) - 0.5)
             axes.set_xlabel('jittered', color=figures.FAINT, fontsize=9)
-    return places.tolist()
+    return indices.tolist()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -370,7 +373,7 @@ class Dimensions:
     panel: str | None = None
 
 
-def plot_curves(study: Study, shown: Dimensions, path: str | pathlib.Path) -> pathlib.Path:
+def plot_curves(study: Study, dimensions: Dimensions, path: str | pathlib.Path) -> pathlib.Path:
     """Draw the mean final metric of complete trials over `x`, with the best point of each curve.
 
     Bars are one standard deviation over seeds, and over dimensions that are not shown.
@@ -380,21 +383,21 @@ def plot_curves(study: Study, shown: Dimensions, path: str | pathlib.Path) -> pa
         complete.
       OSError: if the file cannot be written.
     """
-    return figures.save(_draw_curves(study, shown, read_curves(study, shown)), path)
+    return figures.save(_draw_curves(study, dimensions, read_curves(study, dimensions)), path)
 
 
-def read_curves(study: Study, shown: Dimensions) -> dict[Any, dict[Any, Curve]]:
+def read_curves(study: Study, dimensions: Dimensions) -> dict[Any, dict[Any, Curve]]:
     """Return the curves of each panel: metrics by x; raise UserError like `plot_curves`."""
     names = study.sweep.dimensions()
-    for name in (shown.x, shown.by, shown.panel):
+    for name in (dimensions.x, dimensions.by, dimensions.panel):
         if name is not None and name not in names:
             raise UserError('sweep plot: ' + nearest('dimension', name, names))
     curves_by_panel: Any = collections.defaultdict(lambda: collections.defaultdict(dict))
     for trial in study.trials(TrialState.COMPLETE):
-        panel, curve = (trial.params[n] if n else None for n in (shown.panel, shown.by))
-        x = trial.params[shown.x]
+        panel, curve = (trial.params[n] if n else None for n in (dimensions.panel, dimensions.by))
+        x = trial.params[dimensions.x]
         if isinstance(x, (str, bool)) or x <= 0:
-            raise UserError(f'sweep plot: --x {shown.x} is {x!r}, not a positive number')
+            raise UserError(f'sweep plot: --x {dimensions.x} is {x!r}, not a positive number')
         curves_by_panel[panel][curve].setdefault(x, []).append(trial.values[0])
     if not curves_by_panel:
         raise UserError(f'no trial of the study {study.name!r} is complete')
@@ -405,18 +408,20 @@ def read_curves(study: Study, shown: Dimensions) -> dict[Any, dict[Any, Curve]]:
 
 
 def _draw_curves(
-    study: Study, shown: Dimensions, curves_by_panel: Mapping[Any, Mapping[Any, Curve]]
+    study: Study, dimensions: Dimensions, curves_by_panel: Mapping[Any, Mapping[Any, Curve]]
 ) -> Figure:
     figure = figures.new_figure((4.8 * len(curves_by_panel) + 0.4, 4.0))
     panels = figure.subplots(1, len(curves_by_panel), sharey=True, squeeze=False)[0]
     for axes, (value, curves) in zip(panels, curves_by_panel.items(), strict=True):
-        figures.style(axes, study.name if shown.panel is None else shorten(value))
-        _curves_panel(axes, study, shown, curves)
+        figures.style(axes, study.name if dimensions.panel is None else shorten(value))
+        _curves_panel(axes, study, dimensions, curves)
     panels[0].set_ylabel(figures.title(study.sweep.metric), color=figures.INK)
     return figure
 
 
-def _curves_panel(axes: Axes, study: Study, shown: Dimensions, curves: Mapping[Any, Curve]) -> None:
+def _curves_panel(
+    axes: Axes, study: Study, dimensions: Dimensions, curves: Mapping[Any, Curve]
+) -> None:
     best = max if study.sweep.direction == 'maximize' else min
     axes.set_xscale('log')
     for i, (value, curve) in enumerate(curves.items()):
@@ -424,18 +429,20 @@ def _curves_panel(axes: Axes, study: Study, shown: Dimensions, curves: Mapping[A
         top = best(means, key=means.__getitem__)
         name = (
             ''
-            if shown.by is None
-            else f'{figures.short_key_names([shown.by])[0]} {shorten(value)}, '
+            if dimensions.by is None
+            else f'{figures.short_key_names([dimensions.by])[0]} {shorten(value)}, '
         )
         color = figures.COLORS[i % len(figures.COLORS)]
         label = f'{name}best at {top:g}'
         axes.plot([*means], [*means.values()], 'o-', color=color, markersize=4, label=label)
         axes.plot([top], [means[top]], 'o', color=color, markersize=10)
         bars = {x: statistics.stdev(values) for x, values in curve.items() if len(values) > 1}
-        at = [means[x] for x in bars]
-        axes.errorbar([*bars], at, [*bars.values()], fmt='none', ecolor=color, capsize=2.5)
+        means_of_bars = [means[x] for x in bars]
+        axes.errorbar(
+            [*bars], means_of_bars, [*bars.values()], fmt='none', ecolor=color, capsize=2.5
+        )
     xs = sorted({x for curve in curves.values() for x in curve})
     axes.set_xticks(xs, [f'{x:g}' for x in xs])
     axes.minorticks_off()
-    axes.set_xlabel(figures.short_key_names([shown.x])[0], color=figures.INK)
+    axes.set_xlabel(figures.short_key_names([dimensions.x])[0], color=figures.INK)
     figures.legend(axes)

@@ -182,8 +182,8 @@ def _check_dimension(name: str, dimension: Dimension) -> None:
         return
     positive = dimension.low > 0 or not dimension.log
     if not (dimension.low <= dimension.high and math.isfinite(dimension.high) and positive):
-        words = 'must be positive and in order' if dimension.log else 'must be in order'
-        raise UserError(f'sweep: {name}: the bounds {dimension.low}, {dimension.high} {words}')
+        rule = 'must be positive and in order' if dimension.log else 'must be in order'
+        raise UserError(f'sweep: {name}: the bounds {dimension.low}, {dimension.high} {rule}')
 
 
 def contains(dimension: Dimension, value: Any) -> bool:

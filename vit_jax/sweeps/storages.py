@@ -124,7 +124,7 @@ def _repeat_until_answer(method: Callable[..., Any]) -> Callable[..., Any]:
                 except _ERRORS as e:
                     if (reason := _lost_connection(e)) is None:
                         raise
-                    _wait(reason, start_time, first=not tries)
+                    _wait(reason, start_time, is_first=not tries)
                     tries += 1
         finally:
             _calls.depth = 0
@@ -142,14 +142,14 @@ def _lost_connection(error: Exception) -> str | None:
     return None
 
 
-def _wait(reason: str, began: float, first: bool) -> None:
+def _wait(reason: str, began: float, is_first: bool) -> None:
     seconds = time.monotonic() - began
     if seconds > PATIENCE_SECONDS:
         raise Unavailable(
             f"the study's storage has not answered for {seconds:.0f} s ({reason}): once its server "
             'does, start the same command again'
         )
-    if first:
+    if is_first:
         _log.warning("the study's storage does not answer (%s): waiting for it", reason)
     time.sleep(PAUSE_SECONDS)
 

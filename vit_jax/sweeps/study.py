@@ -264,8 +264,8 @@ def open_study(
         base = from_json(json.dumps(attributes['base']))
         marker_fields = path if folder else paths.absolute(attributes['folder'])
         sweep = space.from_json(attributes['sweep'])
-        first = int(attributes.get('first', 0))
-        study = Study(name, storage_, marker_fields, sweep, base, tuple(allowed), first)
+        start_number = int(attributes.get('first', 0))
+        study = Study(name, storage_, marker_fields, sweep, base, tuple(allowed), start_number)
         for trial in study.trials():
             require_sound(trial)
     return study

@@ -114,11 +114,11 @@ def _other_rate(
     if not differ.size:
         return []
     step, rate = [*rates.items()][differ[0]]
-    here, shape = map(_without_cooldown, (training.run.optim, section(before, Optim)))
+    schedule, trunk_schedule = map(_without_cooldown, (training.run.optim, section(before, Optim)))
     flags = [
         f'--config.optim.schedule.{key}={shlex.quote(str(value))}'
-        for key, value in dataclasses.asdict(shape).items()
-        if value != getattr(here, key)
+        for key, value in dataclasses.asdict(trunk_schedule).items()
+        if value != getattr(schedule, key)
     ]
     remedy = (
         f"for the trunk's schedule, add {' '.join(flags)}"
@@ -134,11 +134,13 @@ def _other_rate(
 def _later_rates(before: ConfigDict, training: Training, start: int) -> dict[int, float]:
     """Return the trunk's learning rate of each step from `start` to the cooldown of the branch."""
     size, epoch = training.data.plan.examples_per_step, training.data.num_examples
-    times, here = Durations.of(before.total, size, epoch), training.times
-    cooldown = here.steps(training.run.optim.schedule.cooldown, 'config.optim.schedule.cooldown')
-    steps = np.arange(start, min(times.total_steps, here.total_steps - cooldown))
+    trunk_durations, durations = Durations.of(before.total, size, epoch), training.times
+    cooldown = durations.steps(
+        training.run.optim.schedule.cooldown, 'config.optim.schedule.cooldown'
+    )
+    steps = np.arange(start, min(trunk_durations.total_steps, durations.total_steps - cooldown))
     optim = section(before, Optim)
-    rate = schedules.make_schedule(_without_cooldown(optim), optim.lr, times)
+    rate = schedules.make_schedule(_without_cooldown(optim), optim.lr, trunk_durations)
     return dict(zip((steps + 1).tolist(), np.asarray(rate(steps)).tolist(), strict=True))
 
 

@@ -27,12 +27,12 @@ _log = logging.getLogger(__name__)
 PyTree = Any
 
 
-def require_shapes(trained: TrainedModel, where: str, data: Dataset) -> None:
+def require_shapes(trained: TrainedModel, key: str, data: Dataset) -> None:
     """Check that a model takes the data with the same parameters; nothing is computed.
 
     Args:
       trained: The model; the shapes of its parameters are enough.
-      where: The place in the config that names the data.
+      key: The place in the config that names the data.
       data: Data to evaluate.
 
     Raises:
@@ -48,17 +48,17 @@ def require_shapes(trained: TrainedModel, where: str, data: Dataset) -> None:
         jax.eval_shape(trained.task.inputs, example)
     except KeyError as e:
         raise UserError(
-            f'{where}: {title}: its examples have {", ".join(data.spec)}, the model takes {e}'
+            f'{key}: {title}: its examples have {", ".join(data.spec)}, the model takes {e}'
         ) from e
     try:
         want = param_paths(jax.eval_shape(init, example)['params'])
     except UserError as e:
-        raise UserError(f'{where}: {title}: {e}') from e
+        raise UserError(f'{key}: {title}: {e}') from e
     have = param_paths(trained.params)
     for name in sorted(have.keys() & want.keys()):
         if have[name].shape != want[name].shape:
             raise UserError(
-                f'{where}: {title} does not suit the model, whose {name} of shape '
+                f'{key}: {title} does not suit the model, whose {name} of shape '
                 f'{tuple(have[name].shape)} would have to be {tuple(want[name].shape)}'
                 f'{_advice(data.spec.get("image"), trained.spec.get("image"))}'
             )
@@ -79,8 +79,8 @@ def _advice(image: ArraySpec | None, expected: ArraySpec | None) -> str:
     return f': images of {_pixels(image)}, trained on {_pixels(expected)}; {advice}'
 
 
-def require_classes(trained: TrainedModel, where: str, data: Dataset) -> None:
-    """Check that data and model have the same classes; `where` is as for `require_shapes`.
+def require_classes(trained: TrainedModel, key: str, data: Dataset) -> None:
+    """Check that data and model have the same classes; `key` is as for `require_shapes`.
 
     Classes with names that the model knows already have its numbers, see `Subset.numbered_as`.
 
@@ -103,7 +103,7 @@ def require_classes(trained: TrainedModel, where: str, data: Dataset) -> None:
             )
             return
     raise UserError(
-        f'{where}: {data.source.title} has {info.num_classes} '
+        f'{key}: {data.source.title} has {info.num_classes} '
         f'classes{numbering.in_brackets(info, classes)}, the model has '
         f'{classes.num_classes}{numbering.in_brackets(classes, info)}; evaluate it on data with '
         'these classes, with an evaluator that learns, such as knn, or fine-tune it by '
@@ -111,15 +111,13 @@ def require_classes(trained: TrainedModel, where: str, data: Dataset) -> None:
     )
 
 
-def require_same_classes(
-    saved: Sequence[str], info: SourceInfo, where: str = 'config.data'
-) -> None:
+def require_same_classes(saved: Sequence[str], info: SourceInfo, key: str = 'config.data') -> None:
     """Check that a run's data have the classes that they had when it was saved.
 
     Args:
       saved: Names of the classes in the checkpoint.
       info: Facts about the data.
-      where: The place in the config, for the message.
+      key: The place in the config, for the message.
 
     Raises:
       UserError: for a class with another name.
@@ -128,7 +126,7 @@ def require_same_classes(
     for label, (before, after) in enumerate(pairs):
         if before != after:
             raise UserError(
-                f'{where}: class {label} is {after!r}, and was {before!r} when the run was '
+                f'{key}: class {label} is {after!r}, and was {before!r} when the run was '
                 'saved; bring the data back as they were, or train them in another --workdir'
             )
 

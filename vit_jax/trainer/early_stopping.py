@@ -45,8 +45,8 @@ class Judge:
     @property
     def goals(self) -> dict[str, str]:
         """Goals that the config sets, as texts."""
-        given = {KEPT: self.keep_best, EARLY_STOP: self.early_stop.metric}
-        return {key: text for key, text in given.items() if text}
+        goals_by_key = {KEPT: self.keep_best, EARLY_STOP: self.early_stop.metric}
+        return {key: text for key, text in goals_by_key.items() if text}
 
     @property
     def notes(self) -> list[str]:
@@ -132,7 +132,7 @@ def _agreed(decision: bool) -> bool:
 def check_metric(
     config: ConfigDict,
     metric: str,
-    where: str,
+    key: str,
     opened: Mapping[str, Evaluator | None] = types.MappingProxyType({}),
 ) -> None:
     """Check that an evaluation gives the metric, as far as is known without running it.
@@ -140,7 +140,7 @@ def check_metric(
     Args:
       config: Config of the run.
       metric: Metric such as `test/accuracy`.
-      where: The key that names it, for the message.
+      key: The key that names it, for the message.
       opened: Evaluators that have seen their data, by the names of the evaluations.
 
     Raises:
@@ -150,38 +150,42 @@ def check_metric(
     evals = to_run(config).evals
     if name not in evals:
         mistake = nearest('evaluation', name, evals)
-        raise UserError(f'{where}: metric {metric!r}: {mistake}')
+        raise UserError(f'{key}: metric {metric!r}: {mistake}')
     if not number:
         raise UserError(
-            f'{where}: metric {metric!r}: name a number of that evaluation too, as {name}/accuracy'
+            f'{key}: metric {metric!r}: name a number of that evaluation too, as {name}/accuracy'
         )
     evaluator = objects.make_evaluator(evals[name], f'config.evals.{name}')
-    known = _task_metrics(to_json(config)) if evaluator is None else evaluator.names()
-    if known and number not in known:
-        raise UserError(f'{where}: {nearest("metric", metric, [f"{name}/{k}" for k in known])}')
-    if (seen := opened.get(name)) and known and number not in (here := seen.names()):
+    declared = _task_metrics(to_json(config)) if evaluator is None else evaluator.names()
+    if declared and number not in declared:
+        raise UserError(f'{key}: {nearest("metric", metric, [f"{name}/{k}" for k in declared])}')
+    if (
+        (evaluation := opened.get(name))
+        and declared
+        and number not in (measured := evaluation.names())
+    ):
         raise UserError(
-            f'{where}: {metric} cannot be measured on the data of config.evals.{name} (there: '
-            f'{", ".join(here) or "nothing"})'
+            f'{key}: {metric} cannot be measured on the data of config.evals.{name} (there: '
+            f'{", ".join(measured) or "nothing"})'
         )
 
 
-def entry_metric(results: Mapping[str, float], metric: str, where: str) -> float | None:
+def entry_metric(results: Mapping[str, float], metric: str, key: str) -> float | None:
     """Return the metric among the results; None if its evaluation did not run.
 
     Raises:
-      UserError: if its evaluation gives other metrics; names `where`, the key of the metric.
+      UserError: if its evaluation gives other metrics; names `key`, the key of the metric.
     """
     entry = metric.partition('/')[0]
     if not any(name.startswith(f'{entry}/') for name in results):
         return None
-    return pick(results, metric, where)
+    return pick(results, metric, key)
 
 
-def pick(results: Mapping[str, float], metric: str, where: str) -> float:
+def pick(results: Mapping[str, float], metric: str, key: str) -> float:
     """Return the metric of an evaluation; UserError if it is missing."""
     if metric not in results:
-        raise UserError(f'{where}: ' + nearest('metric', metric, results))
+        raise UserError(f'{key}: ' + nearest('metric', metric, results))
     return results[metric]
 
 

@@ -136,9 +136,13 @@ def run_averages(
       variables_at: Variables by `Evaluation.ema_decay`.
     """
     results: dict[str, float] = {}
-    for decay in dict.fromkeys(one.ema_decay for one in evaluations.values()):
-        chosen = {name: one for name, one in evaluations.items() if one.ema_decay == decay}
-        results |= run(steps, chosen, variables_at(decay), stopping)
+    for decay in dict.fromkeys(evaluation.ema_decay for evaluation in evaluations.values()):
+        selected = {
+            name: evaluation
+            for name, evaluation in evaluations.items()
+            if evaluation.ema_decay == decay
+        }
+        results |= run(steps, selected, variables_at(decay), stopping)
     return results
 
 
@@ -149,13 +153,13 @@ def line(headlines: Mapping[str, tuple[str, ...]], results: Mapping[str, float])
       headlines: Metrics by the names of evaluations; empty for all of them.
       results: {'NAME/METRIC': value}; other numbers are shown too.
     """
-    parts = []
+    columns = []
     for key, value in results.items():
         name, _, metric = key.partition('/')
-        chosen = headlines.get(name)
-        if not chosen or metric in chosen:
-            parts.append(f'{key} {value:.4f}')
-    return '  '.join(parts)
+        headline = headlines.get(name)
+        if not headline or metric in headline:
+            columns.append(f'{key} {value:.4f}')
+    return '  '.join(columns)
 
 
 def num_examples(opened: Iterable[Evaluation]) -> int:

@@ -114,8 +114,8 @@ def _open_eval(
     steps: EvalSteps,
     trained: TrainedModel | None,
 ) -> Evaluation:
-    entry, where = run.evals[name], f'config.evals.{name}'
-    evaluator = objects.make_evaluator(entry, where)
+    entry, key = run.evals[name], f'config.evals.{name}'
+    evaluator = objects.make_evaluator(entry, key)
     if evaluator is not None and evaluator.patches:
         entry = dataclasses.replace(entry, transforms=only_images(entry.transforms))
     has_own_classes = evaluator is not None and evaluator.learns
@@ -124,29 +124,29 @@ def _open_eval(
     headline = objects.headline(entry, run.task)
     if trained is not None:
         if by_model:
-            compatibility.require_classes(trained, where, data)
-        compatibility.require_shapes(trained, where, data)
+            compatibility.require_classes(trained, key, data)
+        compatibility.require_shapes(trained, key, data)
         if by_model and evaluator is None and trained.num_classes and not data.info.num_classes:
             raise UserError(
-                f'{where}: the examples of {data.source.title} have no classes to compare '
+                f'{key}: the examples of {data.source.title} have no classes to compare '
                 "with the model's: name labeled data, or remove the evaluation"
             )
-        _check_ids(where, data, run.model.options.get('vocab_size'))
-        vocabulary.require_ids(data.vocab, trained.model, f'{where}: {data.source.title}')
+        _check_ids(key, data, run.model.options.get('vocab_size'))
+        vocabulary.require_ids(data.vocab, trained.model, f'{key}: {data.source.title}')
     if evaluator is None:
         return Evaluation(data, headline=headline, ema_decay=entry.ema_decay)
     if steps.predict is None and not evaluator.patches:
-        raise UserError(f'{where}: task {run.task.name!r} has no predictions to evaluate')
+        raise UserError(f'{key}: task {run.task.name!r} has no predictions to evaluate')
     fit = open_once(dataclasses.replace(entry, split=entry.fit)) if evaluator.learns else None
     try:
-        if (others := evaluator.fit_data(data)) is not None:
+        if (fit_split := evaluator.fit_data(data)) is not None:
             texts = only_text_transforms(run.data.transforms)
-            fit = open_once(dataclasses.replace(entry, **{'transforms': texts} | others))
+            fit = open_once(dataclasses.replace(entry, **{'transforms': texts} | fit_split))
         evaluator.read_models(_other_model)
         evaluator.open(data, fit)
     except UserError as e:
         title = f', {fit.source.title}' if fit else ''
-        raise UserError(f'{where}{title}: {e}') from e
+        raise UserError(f'{key}{title}: {e}') from e
     return Evaluation(data, evaluator, fit, headline, entry.ema_decay)
 
 
@@ -196,10 +196,10 @@ def _other_model(path: str) -> OtherModel:
     return other_model(path)
 
 
-def _check_ids(where: str, data: Dataset, vocab_size: int | None) -> None:
+def _check_ids(key: str, data: Dataset, vocab_size: int | None) -> None:
     """Raise UserError if the data have ids without an embedding in the model."""
     if vocab_size and data.info.vocab_size > vocab_size:
         raise UserError(
-            f'{where}: {data.source.title} has ids up to {data.info.vocab_size - 1}, the model '
+            f'{key}: {data.source.title} has ids up to {data.info.vocab_size - 1}, the model '
             f'only {vocab_size} ids: evaluate it on data with the vocabulary of its training'
         )

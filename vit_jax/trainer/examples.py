@@ -51,31 +51,33 @@ class Examples:
         with self._said(writer, 'examples are'):
             rows = self._predict(steps, variables)
             if writer.enabled:
-                shown = self.sample.viz.show(rows, read, self.sample.context)
-                writer.show(step, f'{self.entry}/examples', shown)
+                drawn = self.sample.viz.show(rows, read, self.sample.context)
+                writer.show(step, f'{self.entry}/examples', drawn)
         if steps.attention_step is not None and read:
             with self._said(writer, 'attention is'):
                 self._show_attention(steps.attention_step, variables, step, writer)
 
     @contextlib.contextmanager
-    def _said(self, writer: Writer, what: str) -> Iterator[None]:
+    def _said(self, writer: Writer, subject: str) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            writer.say(f'{self.entry}: no {what} shown: {in_a_line(error)}')
+            writer.say(f'{self.entry}: no {subject} shown: {in_a_line(error)}')
 
     def _predict(self, steps: EvalSteps, variables: PyTree) -> list[Batch]:
         assert steps.predict is not None
         layout = steps.layout
         unit = layout.num_shards
-        whole = self.sample.batch(-(-len(self.sample.examples) // unit) * unit)
-        mine = Process.holding(layout.shards_here, unit).rows(len(whole['mask']))
-        batch = {name: array[mine] for name, array in whole.items()}
-        found, small = jax.device_get(steps.predict(variables, layout.put_batch(batch)))
-        real = small['mask'] > 0
-        rows = dict(zip(small['index'][real].tolist(), np.nonzero(real)[0].tolist(), strict=True))
+        padded = self.sample.batch(-(-len(self.sample.examples) // unit) * unit)
+        mine = Process.holding(layout.shards_here, unit).rows(len(padded['mask']))
+        batch = {name: array[mine] for name, array in padded.items()}
+        arrays, batch_fields = jax.device_get(steps.predict(variables, layout.put_batch(batch)))
+        real = batch_fields['mask'] > 0
+        rows = dict(
+            zip(batch_fields['index'][real].tolist(), np.nonzero(real)[0].tolist(), strict=True)
+        )
         return [
-            {name: np.asarray(array[rows[i]]) for name, array in found.items()}
+            {name: np.asarray(array[rows[i]]) for name, array in arrays.items()}
             for i in self.sample.examples
         ]
 
@@ -85,8 +87,8 @@ class Examples:
         outputs, maps = attention_step(variables, self.sample.batch_of_first())
         if not writer.enabled:
             return
-        first = next(iter(self.sample.examples.values()))
-        figure = self.sample.viz.draw_attention(first, outputs, maps, self.sample.context)
+        example = next(iter(self.sample.examples.values()))
+        figure = self.sample.viz.draw_attention(example, outputs, maps, self.sample.context)
         if figure is not None:
             writer.show(step, f'{self.entry}/attention', figure)
 

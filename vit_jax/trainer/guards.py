@@ -66,13 +66,13 @@ class Window:
         Raises:
           UserError: if the run does not take them.
         """
-        first = start + WARM_UP + 1 if self.first is None else self.first
-        if first <= start or first + self.count - 1 > total:
+        start_step = start + WARM_UP + 1 if self.first is None else self.first
+        if start_step <= start or start_step + self.count - 1 > total:
             raise UserError(
-                f'--profile: the run takes the steps {start + 1} to {total}, not {first} to '
-                f'{first + self.count - 1}'
+                f'--profile: the run takes the steps {start + 1} to {total}, not {start_step} to '
+                f'{start_step + self.count - 1}'
             )
-        return range(first, first + self.count)
+        return range(start_step, start_step + self.count)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -264,18 +264,18 @@ def data_facts(training: Training) -> dict[str, Any]:
     facts = _dataset_facts('config.data', training.data)
     facts['config.data: batches'] = as_facts(training.data.shapes)
     for name, evaluation in training.evaluations.items():
-        where = f'config.evals.{name}'
-        facts |= _dataset_facts(where, evaluation.data)
-        facts[f'{where}: batches'] = evaluation.data.plan.eval_steps
+        key = f'config.evals.{name}'
+        facts |= _dataset_facts(key, evaluation.data)
+        facts[f'{key}: batches'] = evaluation.data.plan.eval_steps
         if evaluation.fit is not None:
-            facts |= _dataset_facts(f'{where}.fit', evaluation.fit)
-            facts[f'{where}.fit: batches'] = evaluation.fit.plan.eval_steps
+            facts |= _dataset_facts(f'{key}.fit', evaluation.fit)
+            facts[f'{key}.fit: batches'] = evaluation.fit.plan.eval_steps
         if evaluation.evaluator is not None:
-            facts[f'{where}: files of its evaluator'] = evaluation.evaluator.digest()
+            facts[f'{key}: files of its evaluator'] = evaluation.evaluator.digest()
     return facts
 
 
-def _dataset_facts(where: str, data: Dataset) -> dict[str, Any]:
+def _dataset_facts(key: str, data: Dataset) -> dict[str, Any]:
     """Facts about a data set; long ones are replaced by digests."""
     facts = {
         'examples': len(data.source),
@@ -285,7 +285,7 @@ def _dataset_facts(where: str, data: Dataset) -> dict[str, Any]:
         'names and labels': data.listing.examples,
         'sizes of files': data.listing.contents,
     }
-    return {f'{where}: {name}': fact for name, fact in facts.items()}
+    return {f'{key}: {name}': fact for name, fact in facts.items()}
 
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -321,25 +321,25 @@ def require_shared(folder: pathlib.Path, complete: bool) -> None:
     Raises:
       UserError: on every process if one does not see the file.
     """
-    with contextlib.ExitStack() as written:
+    with contextlib.ExitStack() as cleanup:
         sign: list[str] = []
-        processes.on_process_0(lambda: sign.extend(_sign(folder, complete, written)))
+        processes.on_process_0(lambda: sign.extend(_sign(folder, complete, cleanup)))
         name, content = processes.broadcast(sign)
         identity = [jax.process_index(), socket.gethostname(), str(folder)]
         sees = jax.process_index() == 0 or _sees(folder / name, content)
         if missing := processes.gather(None if sees else identity):
-            process, host, place = missing[0]
+            process, host, path = missing[0]
             more = f' ({len(missing)} processes do not)' if len(missing) > 1 else ''
             writer = processes.broadcast(identity)
             raise UserError(
-                f'--workdir: process {process} on {host} does not see in {place} what process 0 on '
+                f'--workdir: process {process} on {host} does not see in {path} what process 0 on '
                 f'{writer[1]} writes to {writer[2]}{more}: give all one folder that they share, on '
                 'a network file system or in a bucket'
             )
 
 
-def _sign(folder: pathlib.Path, complete: bool, written: contextlib.ExitStack) -> tuple[str, str]:
-    """Name and text of a file that is only in this folder; removed when `written` closes."""
+def _sign(folder: pathlib.Path, complete: bool, cleanup: contextlib.ExitStack) -> tuple[str, str]:
+    """Name and text of a file that is only in this folder; removed when `cleanup` closes."""
     result = paths.read_text(folder / run_folder.RESULT, errors='replace')
     if complete and result is not None:
         return run_folder.RESULT, result
@@ -347,9 +347,9 @@ def _sign(folder: pathlib.Path, complete: bool, written: contextlib.ExitStack) -
     with paths.writing(folder):
         if not paths.is_remote(folder) and not folder.is_dir():
             folder.mkdir(parents=True)
-            written.callback(workdir.remove_if_empty, folder)
+            cleanup.callback(workdir.remove_if_empty, folder)
         paths.write_text_atomic(folder / name, name)
-    written.callback((folder / name).unlink, missing_ok=True)
+    cleanup.callback((folder / name).unlink, missing_ok=True)
     return name, name
 
 
@@ -362,7 +362,7 @@ def _sees(file: pathlib.Path, content: str) -> bool:
                 return True
         if time.monotonic() > end:
             return False
-        for place in (file.parent.parent, file.parent):
+        for parent in (file.parent.parent, file.parent):
             with contextlib.suppress(OSError):  # listing a folder renews NFS's copy of it
-                os.listdir(place)
+                os.listdir(parent)
         time.sleep(0.2)

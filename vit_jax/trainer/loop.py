@@ -151,8 +151,8 @@ class Loop:
         is_due = due(step, training.timetable.log, self.total) or self.ending is not None
         if not is_due or not self.meter.steps:
             return
-        seen = {f'train/{name}/seen': share for name, share in training.data.seen(step).items()}
-        means = {**self.meter.log(), **seen}
+        shares = {f'train/{name}/seen': share for name, share in training.data.seen(step).items()}
+        means = {**self.meter.log(), **shares}
         writer.write(step, means)
         writer.show_train(step, means)
         self._remark(self.remarks.about_pace(step, means['train/step_sec']))
@@ -192,9 +192,9 @@ class Loop:
             results = evaluate_due(training, self.state, names, stopping)
             bests = self.bests if repeats else judge.after(self.bests, self.step, results)
             if has_ended := judge.has_ended(bests):
-                others = [name for name in training.evaluations if name not in names]
-                results |= evaluate_due(training, self.state, others, stopping)
-                names += others
+                remaining = [name for name in training.evaluations if name not in names]
+                results |= evaluate_due(training, self.state, remaining, stopping)
+                names += remaining
         except Interrupted:
             self.unevaluated, self.ending = True, self.preempted()
             return
@@ -203,9 +203,11 @@ class Loop:
             self.ending = Complete('' if self.step == self.total else judge.reason(bests))
         if repeats:
             return
-        self.evaluated, chosen = names, {name: training.evaluations[name] for name in names}
-        signatures = {f'{name}/signature': e.signature for name, e in chosen.items() if e.signature}
-        headlines = {name: e.headline for name, e in chosen.items()}
+        self.evaluated, evaluations = names, {name: training.evaluations[name] for name in names}
+        signatures = {
+            f'{name}/signature': e.signature for name, e in evaluations.items() if e.signature
+        }
+        headlines = {name: e.headline for name, e in evaluations.items()}
         self.guard.writer.write(self.step, {**results, **signatures})
         self.guard.writer.show_eval(self.step, evaluate.line(headlines, results))
         self._remark(self.remarks.about_accuracy(self.step, results))
@@ -305,10 +307,10 @@ def evaluate_due(
     Raises:
       Interrupted: if a stop is requested between two batches or while waiting for one.
     """
-    chosen = {name: training.evaluations[name] for name in names}
+    evaluations = {name: training.evaluations[name] for name in names}
     steps = training.program.eval_steps
-    results = evaluate.run_averages(steps, chosen, state.variables_at, stop_requested)
-    for evaluation in chosen.values() if jax.process_count() > 1 else ():
+    results = evaluate.run_averages(steps, evaluations, state.variables_at, stop_requested)
+    for evaluation in evaluations.values() if jax.process_count() > 1 else ():
         share_broken_records(evaluation.data)
     return results
 

@@ -57,7 +57,7 @@ class Measurement:
 
     def line(self, results: dict[str, float]) -> str:
         """Return the results as a line; see `evaluate.line`."""
-        headlines = {name: one.headline for name, one in self.evaluations.items()}
+        headlines = {name: evaluation.headline for name, evaluation in self.evaluations.items()}
         return evaluate.line(headlines, results)
 
 
@@ -89,13 +89,13 @@ def prepare(
     if trained.step is None and None in (source, split):
         raise UserError(f'{trained.path} names no data: give a source and a split')
     entries = _entries(trained, evaluators, fit, split)
-    given: dict[str, Any] = {'source': source, 'split': split, 'batch_size': batch_size}
-    given['classes'] = None if classes is None else tuple(classes)
+    changes: dict[str, Any] = {'source': source, 'split': split, 'batch_size': batch_size}
+    changes['classes'] = None if classes is None else tuple(classes)
     if image_size is not None:
         _require_crops(entries)
         entries = {name: _resize_evaluation(entry, image_size) for name, entry in entries.items()}
-    given = {key: value for key, value in given.items() if value is not None}
-    entries = {name: dataclasses.replace(entry, **given) for name, entry in entries.items()}
+    changes = {key: value for key, value in changes.items() if value is not None}
+    entries = {name: dataclasses.replace(entry, **changes) for name, entry in entries.items()}
     if trained.step is None:
         entries = {name: _without_texts(entry) for name, entry in entries.items()}
     titles = {name: name for name in entries}
@@ -110,11 +110,14 @@ def prepare(
     opened = open_evals(trained.settings, layout, steps, trained)
 
     def read_average(decay: float) -> TrainedModel:
-        where, average = str(trained.path), decay or NO_AVERAGE
-        return open_run(where, image_size, step=trained.step, average=average, allowed=allowed)
+        path, average = str(trained.path), decay or NO_AVERAGE
+        return open_run(path, image_size, step=trained.step, average=average, allowed=allowed)
 
     return Measurement(
-        trained, {titles[name]: one for name, one in opened.items()}, steps, read_average
+        trained,
+        {titles[name]: evaluation for name, evaluation in opened.items()},
+        steps,
+        read_average,
     )
 
 
@@ -157,12 +160,12 @@ def _entries(
     trained: TrainedModel, evaluators: Sequence[str], fit: str | None, split: str | None
 ) -> Entries:
     """Return the entries of `config.evals` before the data are chosen."""
-    given = _evaluator_groups(evaluators, fit)
-    if trained.settings.evals and not given:
+    groups_by_name = _evaluator_groups(evaluators, fit)
+    if trained.settings.evals and not groups_by_name:
         return dict(trained.settings.evals)
     shared = {*schema.fields(Data), 'batch_size'}
     data = {key: value for key, value in to_group(trained.data).items() if key in shared}
-    groups = {name: data | group for name, group in given.items()} or {str(split): data}
+    groups = {name: data | group for name, group in groups_by_name.items()} or {str(split): data}
     return {
         k: schema.make_section(Entry, keys, f'config.evals.{k}', True) for k, keys in groups.items()
     }
@@ -184,13 +187,13 @@ def _titles_by_split(entries: Entries, split: str) -> dict[str, str]:
     Returns:
       {entry of config.evals: name of its results}.
     """
-    kept: Entries = {}
+    distinct: Entries = {}
     for name, entry in entries.items():
         measured = dataclasses.replace(entry, every=None, batch_size=None)
-        if measured not in kept.values():
-            kept[name] = measured
+        if measured not in distinct.values():
+            distinct[name] = measured
     titles = {
-        name: '_'.join(filter(None, [split, entry.evaluator])) for name, entry in kept.items()
+        name: '_'.join(filter(None, [split, entry.evaluator])) for name, entry in distinct.items()
     }
     alike = collections.Counter(titles.values())
     return {k: f'{title}_{k}' if alike[title] > 1 else title for k, title in titles.items()}

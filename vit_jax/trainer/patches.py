@@ -48,8 +48,8 @@ def make_step(
         rows = features_of_patches(states, wanted, norm)
         frame = jnp.array(batch['image'].shape[1:3], jnp.int32)
         rows['frame'] = jnp.broadcast_to(frame, (len(batch['image']), 2))
-        both = rows, {name: x for name, x in batch.items() if jnp.ndim(x) <= 2}
-        return both if axis_name is None else jax.lax.all_gather(both, axis_name, tiled=True)
+        arrays = rows, {name: x for name, x in batch.items() if jnp.ndim(x) <= 2}
+        return arrays if axis_name is None else jax.lax.all_gather(arrays, axis_name, tiled=True)
 
     return patches_step
 
@@ -89,12 +89,12 @@ def features_of_patches(
     """
     if not states or len(states[-1].grid) != 2:
         raise UserError('the model has no patches on a grid whose features could be measured')
-    chosen = [states[i] for i in choose_layers(len(states), wanted.layers)]
-    grid, width = chosen[0].grid, states[-1].tokens.shape[-1]
-    if any(state.grid != grid for state in chosen):
+    selected = [states[i] for i in choose_layers(len(states), wanted.layers)]
+    grid, width = selected[0].grid, states[-1].tokens.shape[-1]
+    if any(state.grid != grid for state in selected):
         raise UserError(f'layers={wanted.layers}: these layers have patches of different sizes')
     features = []
-    for state in chosen:
+    for state in selected:
         if norm and state.tokens.shape[-1] == width:
             state = dataclasses.replace(state, tokens=norm(state.tokens))
         features.append(state.patches)

@@ -94,9 +94,9 @@ class Profile:
         return Operations(0.0, {})
 
     def _table(self, seconds: float, devices: Operations) -> Iterator[str]:
-        first, remaining = self.steps[0], seconds - sum(self._parts.values())
+        start, remaining = self.steps[0], seconds - sum(self._parts.values())
         yield (
-            f'profile of the steps {first} to {first + self._taken - 1} in {self._folder}, for '
+            f'profile of the steps {start} to {start + self._taken - 1} in {self._folder}, for '
             'TensorBoard and https://ui.perfetto.dev'
         )
         yield self._line('a step', seconds, seconds)

@@ -76,8 +76,8 @@ class Program:
     def hardware(self) -> str:
         """Devices, such as `8 x TPU v4 (jit)` or `8 x TPU v4 on 2 slices (jit)`."""
         mesh, layout = self.layout.mesh, type(self.layout).__name__.lower()
-        where = f' on {slices} slices' if (slices := mesh.shape['slice']) > 1 else ''
-        return f'{mesh.size} x {mesh.devices.flat[0].device_kind}{where} ({layout})'
+        per_slices = f' on {slices} slices' if (slices := mesh.shape['slice']) > 1 else ''
+        return f'{mesh.size} x {mesh.devices.flat[0].device_kind}{per_slices} ({layout})'
 
     @property
     def target(self) -> TrainState:
@@ -259,8 +259,8 @@ def draft_program(run: Run, model: Any, task: Task, spec: Spec) -> Draft:
     params = abstract_variables(trace, task, spec)['params']
     example = {k: np.zeros((1, *s.shape), s.dtype) for k, s in spec.items()}
 
-    def initialize(given: Mapping[str, Any]) -> dict[str, PyTree]:
-        return overlay(trace(example)[1], {'params': given})
+    def initialize(loaded: Mapping[str, Any]) -> dict[str, PyTree]:
+        return overlay(trace(example)[1], {'params': loaded})
 
     return Draft(run, model, task, spec, initialize, model, run.optim, params)
 
@@ -286,10 +286,10 @@ def with_mup(draft: Draft) -> Draft:
     base_params = abstract_variables(trace, draft.task, draft.spec)['params']
     factors = mup.factors(draft.params, base_params, model.mup_kinds)
 
-    def initialize(given: Mapping[str, Any]) -> dict[str, PyTree]:
+    def initialize(loaded: Mapping[str, Any]) -> dict[str, PyTree]:
         initial = draft.initialize({})
         initial = {**initial, 'params': mup.scale_initial(initial['params'], factors)}
-        return overlay(initial, {'params': given})
+        return overlay(initial, {'params': loaded})
 
     return dataclasses.replace(draft, initialize=initialize, factors=factors)
 
@@ -303,8 +303,8 @@ def with_lora(draft: Draft) -> Draft:
     adapters, params = lora.make_adapters(draft.run.lora, draft.model, draft.params)
     freeze = (*draft.optim.freeze, adapters.pattern)
 
-    def initialize(given: Mapping[str, Any]) -> dict[str, PyTree]:
-        return adapters.extend(draft.initialize(given), draft.run.seed)
+    def initialize(loaded: Mapping[str, Any]) -> dict[str, PyTree]:
+        return adapters.extend(draft.initialize(loaded), draft.run.seed)
 
     return dataclasses.replace(
         draft,
@@ -327,12 +327,12 @@ def compile_program(
     """Make the state and the steps of a draft; compiled at their first calls."""
     run, task, frozen = draft.run, draft.task, draft.frozen
 
-    def init(params: Mapping[str, Any] | None = None, held: Any = None) -> TrainState:
+    def init(params: Mapping[str, Any] | None = None, frozen_variables: Any = None) -> TrainState:
         variables = draft.initialize(params or {})
         decays = run.step.ema_decays
         state = init_state(variables, optimizer.tx, run.seed, bool(decays), decays[1:])
-        held = frozen.zeros if frozen and held is None else held
-        return dataclasses.replace(state, frozen=held or None)
+        frozen_variables = frozen.zeros if frozen and frozen_variables is None else frozen_variables
+        return dataclasses.replace(state, frozen=frozen_variables or None)
 
     abstract_state = jax.eval_shape(init)
     train_step = make_train_step(draft.step_model, task, optimizer, run.step, layout)
@@ -409,10 +409,10 @@ def abstract_variables(run_once: Callable, task: Task, spec: Spec) -> dict[str, 
     except KeyError as e:
         if (missing := e.args[0]) in (*outputs, *spec):
             raise
-        made = f', and the model only makes {", ".join(outputs)}' if outputs else ''
+        outputs_note = f', and the model only makes {", ".join(outputs)}' if outputs else ''
         raise UserError(
             f'config.task: {_module(task)} needs {missing!r}: an example of config.data has '
-            f'{", ".join(spec)}{made}'
+            f'{", ".join(spec)}{outputs_note}'
         ) from e
     return variables
 

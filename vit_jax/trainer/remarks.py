@@ -32,14 +32,14 @@ class Remarks:
     def at_start(self) -> list[str]:
         """Lines that follow from the config."""
         training = self.training
-        found = [
+        remarks = [
             *_trained_splits(training.run),
             *self._shared_files(),
             _warmup(training),
             *self._averages(),
             self._batch_norm(),
         ]
-        return [line for line in found if line]
+        return [line for line in remarks if line]
 
     def about_pace(self, step: int, step_sec: float) -> str:
         """Return a line if a CPU needs more than a day for the steps after `step`; else empty."""
@@ -85,10 +85,10 @@ class Remarks:
                 continue
             held_out = evaluation.data.source
             if pairs := shared_files(training.data.source, held_out):
-                ours, theirs = pairs[0]
+                train_file, eval_file = pairs[0]
                 lines.append(
                     f'config.evals.{name}: {len(pairs):,} of {len(held_out):,} files are also '
-                    f'training files, such as {theirs} and {ours}: remove the copies'
+                    f'training files, such as {eval_file} and {train_file}: remove the copies'
                 )
         return lines
 

@@ -207,8 +207,8 @@ def find_origin(
     imported = checkpoint or load.read(path, allowed=allowed)
     adapters, target = training.program.adapters, training.program.abstract_state.params
     if init.classes:
-        chosen = trained.read_classes(init.classes)
-        imported = trained.take_classes(imported, training.program.model, chosen)
+        classes = trained.read_classes(init.classes)
+        imported = trained.take_classes(imported, training.program.model, classes)
     try:
         params, notes = adapt.adapt_checkpoint(
             imported,
@@ -384,8 +384,8 @@ def class_lines(info: SourceInfo, counts: np.ndarray | None, of_objects: bool = 
         line += f', {span} {"objects" if of_objects else "examples"} each'
     if info.has_names:
         pairs = list(zip(info.class_names, counts.tolist(), strict=True))
-        shown = pairs if is_short else pairs[: numbering.LISTED]
-        labels = [f'{numbering.first_names([name])} {count:,}' for name, count in shown]
+        listed_pairs = pairs if is_short else pairs[: numbering.LISTED]
+        labels = [f'{numbering.first_names([name])} {count:,}' for name, count in listed_pairs]
         line += f': {", ".join(labels)}{"" if is_short else ", ..."}'
     if not (lacking := np.flatnonzero(counts == 0).tolist()):
         return [line]

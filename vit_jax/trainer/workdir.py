@@ -104,9 +104,9 @@ def _continuation_advice(config: ConfigDict, folder: pathlib.Path, changed: Sequ
     if not steps:
         return ''
     can_extend = changed == ['total'] and not depends_on_total(section(config, Optim).schedule)
-    here = 'add --extend, or ' if can_extend else ''
+    extend_advice = 'add --extend, or ' if can_extend else ''
     return (
-        f'; to continue from here {here}give another --workdir '
+        f'; to continue from here {extend_advice}give another --workdir '
         f'--config.branch.from={folder} --config.branch.step={steps[-1]}'
     )
 
@@ -182,10 +182,10 @@ def replaced_config_note(training: Training, folder: pathlib.Path) -> tuple[str,
     if stored is None or not run_folder.has_saved_nothing(folder):
         return ()
     try:
-        found = defaults.differences(from_dict(stored), training.config)
+        keys = defaults.differences(from_dict(stored), training.config)
     except UserError:  # it names a model that does not exist
-        found = ['model']
-    if not (changed := [f'config.{name}' for name in found if name not in FREE]):
+        keys = ['model']
+    if not (changed := [f'config.{name}' for name in keys if name not in FREE]):
         return ()
     return (
         f'replaces the {run_folder.CONFIG} of a start that saved nothing: other '
@@ -207,14 +207,14 @@ def clear_on_error(folder: pathlib.Path, existed: bool, check_lock: lock.Check) 
     Raises:
       lock.Taken: instead of another failure, if another run has taken the folder.
     """
-    ours = jax.process_index() == 0 and all(p.name == lock.LOCK for p in folder.iterdir())
+    is_writer = jax.process_index() == 0 and all(p.name == lock.LOCK for p in folder.iterdir())
     try:
         yield
     except (Diverged, lock.Taken):
         raise
     except Exception as error:
         mistake = isinstance(error, UserError) or processes.peer_user_error()
-        if mistake and ours and folder.is_dir() and run_folder.has_saved_nothing(folder):
+        if mistake and is_writer and folder.is_dir() and run_folder.has_saved_nothing(folder):
             _clear(folder, existed)
         if not mistake and folder.is_dir():
             with contextlib.suppress(OSError):

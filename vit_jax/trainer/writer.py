@@ -98,8 +98,8 @@ class Writer:
         self.mirror.fetch(run_folder.METRICS)
         self.path = self.mirror.folder / run_folder.METRICS
         before = run_folder.read_metrics(self.mirror.folder)
-        kept = [line for line in before if _stays(line, start_step, evaluates_again)]
-        write_text_atomic(self.path, ''.join(json.dumps(line) + '\n' for line in kept))
+        retained = [line for line in before if _stays(line, start_step, evaluates_again)]
+        write_text_atomic(self.path, ''.join(json.dumps(line) + '\n' for line in retained))
         self.lines = Lines(self.path, check_lock, self.say)
         start = base.begin(workdir, self.mirror.folder, start_step, dict(config or {}), before)
         self.services = [Service(name, start, self.say) for name in writers]
@@ -135,11 +135,11 @@ class Writer:
 
     def _pace(self, step: int, seconds: float) -> float | None:
         """Seconds a step for the ETA; None while only the step that compiled is known."""
-        first, self.first_interval = self.first_interval, False
-        if not first or self.compiled is None:
+        is_first, self.first_interval = self.first_interval, False
+        if not is_first or self.compiled is None:
             return max(seconds, 1e-9)
-        taken, start_time = step - self.compiled[0], self.compiled[1]
-        return max(time.perf_counter() - start_time, 1e-9) / taken if taken else None
+        steps, start_time = step - self.compiled[0], self.compiled[1]
+        return max(time.perf_counter() - start_time, 1e-9) / steps if steps else None
 
     def write(self, step: int, metrics: Mapping[str, float | str]) -> None:
         """Append one line {step, name: value, ...}, and pass its numbers to the writers.
@@ -158,11 +158,11 @@ class Writer:
             self._pass_on(lambda service: service.scalars(step, numbers))
         self.mirror.publish()
 
-    def show(self, step: int, name: str, shown: Figure | Texts) -> None:
+    def show(self, step: int, name: str, content: Figure | Texts) -> None:
         """Pass a figure, or rows of {column: text}, to the writers."""
         if not self.enabled or self.trouble:
             return
-        call = _make_draw_call(step, name, shown)
+        call = _make_draw_call(step, name, content)
         with self._watched('what the writers show'):
             self._pass_on(lambda service: service.show(call))
         self.mirror.publish()
@@ -260,11 +260,11 @@ def _stays(line: Mapping[str, Any], start_step: int, evaluates_again: bool) -> b
     return line['step'] <= start_step
 
 
-def _make_draw_call(step: int, name: str, shown: Figure | Texts) -> Callable[[base.Writer], None]:
+def _make_draw_call(step: int, name: str, content: Figure | Texts) -> Callable[[base.Writer], None]:
     """Return the call to make of each writer; a figure is drawn only once."""
-    if isinstance(shown, list):
-        return lambda writer: writer.texts(step, name, shown)
-    pixels = figures.pixels(shown)
+    if isinstance(content, list):
+        return lambda writer: writer.texts(step, name, content)
+    pixels = figures.pixels(content)
     return lambda writer: writer.image(step, name, pixels)
 
 

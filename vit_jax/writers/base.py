@@ -132,13 +132,13 @@ def begin(
       folder, local, start_step, config: See `Run`.
       lines: Lines of the metrics, including steps that this start repeats.
     """
-    written: dict[str, int] = {}
+    written_lines: dict[str, int] = {}
     if start_step:
-        written |= _read_record(folder, start_step).get(_WRITTEN, {})
+        written_lines |= _read_record(folder, start_step).get(_WRITTEN, {})
         for line in lines:
             for name in line.keys() - {'step'}:
-                written[name] = max(line['step'], written.get(name, 0))
-    return Run(folder, local, start_step, config, written)
+                written_lines[name] = max(line['step'], written_lines.get(name, 0))
+    return Run(folder, local, start_step, config, written_lines)
 
 
 def markdown(rows: Sequence[Mapping[str, str]]) -> str:

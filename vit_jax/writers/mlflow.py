@@ -118,9 +118,9 @@ def escape(name: str) -> str:
     return f'{name[: MAX_NAME - len(digest) - 1]}_{digest}'
 
 
-def _flat(config: Mapping[str, Any], place: str = '') -> Iterator[tuple[str, Any]]:
+def _flat(config: Mapping[str, Any], prefix: str = '') -> Iterator[tuple[str, Any]]:
     for key, value in config.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f'{place}{key}.')
+            yield from _flat(value, f'{prefix}{key}.')
         else:
-            yield f'{place}{key}', value
+            yield f'{prefix}{key}', value

@@ -56,11 +56,11 @@ class Writer(base.Writer):
         """Write a picture of a step; raise OSError if that fails."""
         png, (height, width, _) = io.BytesIO(), pixels.shape
         Image.fromarray(pixels).save(png, format='png')
-        shown = summary_pb2.Summary.Image(
+        picture = summary_pb2.Summary.Image(
             height=height, width=width, colorspace=3, encoded_image_string=png.getvalue()
         )
-        listed = [summary_pb2.Summary.Value(tag=visible(name), image=shown)]
-        self._add(step, summary=summary_pb2.Summary(value=listed))
+        values = [summary_pb2.Summary.Value(tag=visible(name), image=picture)]
+        self._add(step, summary=summary_pb2.Summary(value=values))
 
     def texts(self, step: int, name: str, rows: Sequence[Mapping[str, str]]) -> None:
         """Write a table of a step; raise OSError if that fails."""

@@ -104,24 +104,27 @@ class Plan(base.Plan):
 
     def _sequences(self, index: int, record: Record) -> dict[str, np.ndarray]:
         """Check and return the sequences of a record."""
-        where = self.examples.source.record_name(index)
+        record_name = self.examples.source.record_name(index)
         arrays = {name: np.asarray(value) for name, value in record.items()}
         for name, array in arrays.items():
             if array.dtype.kind == 'U':
                 raise UserError(
-                    f'{where}: {name!r} is not a sequence of ids; with buckets, the transforms '
+                    f'{record_name}: {name!r} is not a sequence of ids; with buckets, the '
+                    'transforms '
                     "end in 'tokenize'"
                 )
         ids = {k: x for k, x in arrays.items() if x.ndim == 1 and x.dtype.kind == 'i'}
         if not ids:
-            raise UserError(f'{where}: has no sequence of ids; its fields: {", ".join(record)}')
+            raise UserError(
+                f'{record_name}: has no sequence of ids; its fields: {", ".join(record)}'
+            )
         for name, array in ids.items():
             try:
                 # If a source does not declare its vocabulary, ids are any int32.
                 check_ids(name, array, self.examples.info.vocab_size or 2**31)
             except UserError as error:
                 raise UserError(
-                    f'{where}: {error}; correct it, or the size of the vocabulary'
+                    f'{record_name}: {error}; correct it, or the size of the vocabulary'
                 ) from error
         return ids
 

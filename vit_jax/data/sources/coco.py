@@ -152,8 +152,8 @@ class Source:
             )
         del repairs['']
         if repairs:
-            listed = ', '.join(f'{count} {what}' for what, count in sorted(repairs.items()))
-            log.warning('%s: %s; evaluations use finite boxes unchanged', self._file, listed)
+            repairs_text = ', '.join(f'{count} {what}' for what, count in sorted(repairs.items()))
+            log.warning('%s: %s; evaluations use finite boxes unchanged', self._file, repairs_text)
         if not any(rows.values()):
             return {}, True
         return {image: _stack_objects(objects) for image, objects in rows.items()}, is_bare
@@ -279,28 +279,28 @@ def list_images(content: dict[str, Any], *, sized: bool = True) -> list[dict[str
     Raises:
       ValueError: for an image without an id or a size, or two with the same id.
     """
-    listed = _sort_by_id(content['images'], 'images')
-    for image in listed if sized else ():
+    records = _sort_by_id(content['images'], 'images')
+    for image in records if sized else ():
         name = f'image {image["id"]}'
         image |= {side: read_number(image, side, name) for side in ('height', 'width')}
         if min(image['height'], image['width']) <= 0:
             raise ValueError(f'{name}: has {image["width"]} x {image["height"]} pixels')
-    return listed
+    return records
 
 
 def list_categories(content: dict[str, Any]) -> list[dict[str, Any]]:
     """List the categories of a file, sorted by id; ValueError if an id is not a number."""
-    listed = _sort_by_id(content['categories'], 'categories')
-    for category in listed:
+    categories = _sort_by_id(content['categories'], 'categories')
+    for category in categories:
         read_number(category, 'id', f'category {category["id"]}')
-    return listed
+    return categories
 
 
 def _sort_by_id(rows: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
-    listed = [{**row, 'id': read_id(row, 'id', f'one of the {kind}')} for row in rows]
-    if len({row['id'] for row in listed}) < len(listed):
+    rows_by_id = [{**row, 'id': read_id(row, 'id', f'one of the {kind}')} for row in rows]
+    if len({row['id'] for row in rows_by_id}) < len(rows_by_id):
         raise ValueError(f'two {kind} have the same id')
-    return sorted(listed, key=lambda row: (isinstance(row['id'], str), row['id']))
+    return sorted(rows_by_id, key=lambda row: (isinstance(row['id'], str), row['id']))
 
 
 def read_id(row: dict[str, Any], key: str, name: str) -> int | str:
@@ -345,7 +345,7 @@ def coco_format(file: pathlib.Path, name: str) -> Iterator[None]:
 
 
 def image_folder(
-    root: pathlib.Path, split: str, listed: list[dict[str, Any]], name: str
+    root: pathlib.Path, split: str, image_records: list[dict[str, Any]], name: str
 ) -> pathlib.Path:
     """Find the folder that contains the listed images.
 
@@ -353,22 +353,22 @@ def image_folder(
       ValueError: if no image is listed, or a path leaves the folder.
       UserError: if no image exists.
     """
-    if not listed:
+    if not image_records:
         raise ValueError('it lists no images')
-    require_inside(listed)
-    inside = root / 'images'
-    folders = (root / split, inside / split, inside, inside / ONLY_SPLIT, root)
-    for image in listed[:100]:
+    require_inside(image_records)
+    images_folder = root / 'images'
+    folders = (root / split, images_folder / split, images_folder, images_folder / ONLY_SPLIT, root)
+    for image in image_records[:100]:
         for folder in folders:
             if (folder / image['file_name']).is_file():
                 return folder
-    tried = ', '.join(str(folder) for folder in folders)
-    raise UserError(f'{name}: no image found in {tried}: {listed[0]["file_name"]}, ...')
+    searched = ', '.join(str(folder) for folder in folders)
+    raise UserError(f'{name}: no image found in {searched}: {image_records[0]["file_name"]}, ...')
 
 
-def require_inside(listed: Iterable[dict[str, Any]]) -> None:
+def require_inside(image_records: Iterable[dict[str, Any]]) -> None:
     """Raise ValueError unless every listed file is inside its folder."""
-    for entry in listed:
+    for entry in image_records:
         if not paths.stays_inside(name := entry['file_name']):
             raise ValueError(f'file_name {name!r} is outside of its folder')
 

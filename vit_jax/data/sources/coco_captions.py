@@ -74,10 +74,10 @@ class Source:
 
 
 def _list_captions(
-    annotations: list[dict[str, Any]], listed: list[dict[str, Any]]
+    annotations: list[dict[str, Any]], image_records: list[dict[str, Any]]
 ) -> list[tuple[int, str]]:
     """List (image number, caption), sorted by image, then by caption."""
-    numbers = {image['id']: number for number, image in enumerate(listed)}
+    numbers = {image['id']: number for number, image in enumerate(image_records)}
     captions = []
     for annotation in annotations:
         caption_id = coco.read_id(annotation, 'id', 'a caption')

@@ -170,8 +170,8 @@ def _decompress(counts: str) -> np.ndarray:
     digits = ends - starts + 1
     if digits.max() > LONGEST:
         raise ValueError('the compressed run lengths are too large')
-    places = np.arange(len(codes)) - np.repeat(starts, digits)
-    runs = np.add.reduceat((codes & 31) << 5 * places, starts)
+    positions = np.arange(len(codes)) - np.repeat(starts, digits)
+    runs = np.add.reduceat((codes & 31) << 5 * positions, starts)
     runs -= np.where(codes[ends] & 16, 1 << 5 * digits, 0)
     runs[1::2] = np.cumsum(runs[1::2])
     runs[2::2] = np.cumsum(runs[2::2])

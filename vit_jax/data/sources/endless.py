@@ -174,6 +174,6 @@ def _draw_strokes(corners: np.ndarray, side: int) -> np.ndarray:
     first = np.arange(len(corners))[:, None] * side**2
     for down, right in np.ndindex(2, 2):
         weight = np.abs(1 - down - part[..., 0]) * np.abs(1 - right - part[..., 1])
-        place = first + (cells[..., 0] + down) * side + cells[..., 1] + right
-        ink += np.bincount(place.ravel(), weight.ravel(), minlength=len(ink))
+        pixel_index = first + (cells[..., 0] + down) * side + cells[..., 1] + right
+        ink += np.bincount(pixel_index.ravel(), weight.ravel(), minlength=len(ink))
     return np.rint(255 * (1 - np.exp(-2 * ink))).astype(np.uint8).reshape(-1, side, side)

@@ -79,15 +79,15 @@ def _match_pattern(path: str, split: str, title: str) -> Files:
     """List the images whose names match a pattern, such as '/data/pets/{label}_*.jpg'."""
     fixed = re.split(r'[{*]', path, maxsplit=1)[0].rpartition('/')[0]
     root = pathlib.Path(fixed or ('/' if path.startswith('/') else '.')).expanduser()
-    inside = path[len(fixed) :].lstrip('/')
-    fields = FIELD.findall(inside)
+    relative = path[len(fixed) :].lstrip('/')
+    fields = FIELD.findall(relative)
     if unknown := [field for field in fields if field not in FIELDS]:
         raise UserError(f'{title}: {nearest("field", unknown[0], FIELDS)}')
     if 'label' not in fields or len(set(fields)) < len(fields):
         raise UserError(f'{title}: write {{label}} once, and {{split}} at most once')
     if not root.is_dir():
         raise UserError(f'{title}: the folder {root} does not exist')
-    pieces = re.split(r'(\{\w*\}|\*)', inside)
+    pieces = re.split(r'(\{\w*\}|\*)', relative)
     regex = re.compile(''.join(_as_regex(piece) for piece in pieces))
     names = [name for name in listing.files_below(root) if is_image(name)]
     if not names:
@@ -108,8 +108,10 @@ def _match_pattern(path: str, split: str, title: str) -> Files:
     if split not in splits:
         raise UnknownSplit.from_splits(title, split, sorted(set(splits)))
     labels = table.number_classes([(m['label'],) for m in matches], splits, split, title)
-    chosen = [match.string for match, name in zip(matches, splits, strict=True) if name == split]
-    return Files(root, chosen, *labels)
+    split_files = [
+        match.string for match, name in zip(matches, splits, strict=True) if name == split
+    ]
+    return Files(root, split_files, *labels)
 
 
 def _as_regex(piece: str) -> str:
@@ -124,9 +126,9 @@ def _read_folders(root: pathlib.Path, split: str, title: str) -> Files:
         raise UnknownSplit.from_splits(title, split, splits)
     folder = splits[split]
     by_folder, stray = _list_images(root, folder)
-    others = {name: other for name, other in splits.items() if name != split}
-    empty = _find_empty_classes(by_folder, list(others.values()))
-    by_split = {name: set(_folders(other)) - empty for name, other in others.items()}
+    other_splits = {name: other for name, other in splits.items() if name != split}
+    empty = _find_empty_classes(by_folder, list(other_splits.values()))
+    by_split = {name: set(_folders(other)) - empty for name, other in other_splits.items()}
     by_split[split] = {name for name, files in by_folder.items() if files}
     class_of = class_names.join_spellings(itertools.chain(*by_split.values()))
     classes = class_names.join_splits(
@@ -148,18 +150,18 @@ def _read_folders(root: pathlib.Path, split: str, title: str) -> Files:
 def _list_images(root: pathlib.Path, folder: pathlib.Path) -> tuple[dict[str, list[str]], int]:
     """Return the images of each class's folder, and the number of images outside of them."""
     by_class: dict[str, list[str]] = {name: [] for name in _folders(folder)}
-    others = stray = 0
+    ignored = stray = 0
     for file in listing.files_below(folder):
-        name, inside, _ = file.partition('/')
-        if not inside:
+        name, relative, _ = file.partition('/')
+        if not relative:
             stray += is_image(file)
         elif is_image(file) and name in by_class:
             by_class[name].append(file)
         else:
-            others += name in by_class
+            ignored += name in by_class
     kinds = ', '.join(IMAGES)
-    if others:
-        listing.warn_once(f'{folder}: ignoring {others} files that are not {kinds}')
+    if ignored:
+        listing.warn_once(f'{folder}: ignoring {ignored} files that are not {kinds}')
     if not any(by_class.values()):
         raise UserError(f'source folder:{root}: no image ({kinds}) below {folder}')
     return by_class, stray

@@ -146,9 +146,9 @@ class Source:
     def _count_classes(self) -> int:
         """Count unnamed classes: one more than the largest label."""
         labels = self._read_labels()
-        wrong = np.flatnonzero((labels < 0) | (labels >= MOST_CLASSES))
-        if wrong.size:
-            row = int(wrong[0])
+        invalid = np.flatnonzero((labels < 0) | (labels >= MOST_CLASSES))
+        if invalid.size:
+            row = int(invalid[0])
             raise UserError(
                 f'{self.record_name(row)}: {self._label!r} {labels[row]} is not a class: unnamed '
                 f'classes are integers from 0 to {MOST_CLASSES - 1:,}; rename the column, or '
@@ -253,10 +253,10 @@ def find_splits(root: pathlib.Path, title: str) -> dict[str, list[pathlib.Path]]
     for folder, files in itertools.groupby(candidates, key=lambda file: file.parent):
         saved = _saved_names(folder, title)
         for file in files:
-            inside = file.relative_to(root)
-            if _is_unfinished(inside) or (saved and file.name not in saved):
+            relative = file.relative_to(root)
+            if _is_unfinished(relative) or (saved and file.name not in saved):
                 continue
-            config, split = config_and_split(inside)
+            config, split = config_and_split(relative)
             configs.add(config)
             splits.setdefault(split, []).append(file)
     if len(configs) > 1:
@@ -271,10 +271,10 @@ def find_splits(root: pathlib.Path, title: str) -> dict[str, list[pathlib.Path]]
     return splits
 
 
-def _is_unfinished(inside: pathlib.Path) -> bool:
+def _is_unfinished(relative: pathlib.Path) -> bool:
     """Return whether a file is hidden, being prepared, or a cached result of `datasets`."""
-    hidden = any(part.startswith('.') or part.endswith('.incomplete') for part in inside.parts)
-    return hidden or inside.name.startswith('cache-')
+    hidden = any(part.startswith('.') or part.endswith('.incomplete') for part in relative.parts)
+    return hidden or relative.name.startswith('cache-')
 
 
 def _saved_names(folder: pathlib.Path, title: str) -> tuple[str, ...]:

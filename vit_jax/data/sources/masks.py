@@ -164,8 +164,10 @@ class Source:
         path = self._masks / self._files[index][1]
         values = _read_values(path, self._classes.colored)
         classes = self._table[values]
-        if (wrong := classes == UNKNOWN).any():
-            raise UserError(f'{path}: {_describe_unknown(int(values[wrong].min()), self._classes)}')
+        if (is_unknown := classes == UNKNOWN).any():
+            raise UserError(
+                f'{path}: {_describe_unknown(int(values[is_unknown].min()), self._classes)}'
+            )
         return classes
 
     def _check_binary_masks(self, root: pathlib.Path) -> None:
@@ -260,8 +262,8 @@ def _pair_files(
         hint = f'; {masks / other} is not a PNG file' if other else ''
         more = f' ({len(missing):,} of {len(names):,} lack masks)' if len(missing) > 1 else ''
         raise UserError(f'{folder / name}: its mask {masks / mask} is missing{hint}{more}')
-    listed = {mask for _, mask in pairs}
-    unused = (_with_png(name) for name in existing - listed)
+    mask_names = {mask for _, mask in pairs}
+    unused = (_with_png(name) for name in existing - mask_names)
     if count := sum(name.endswith(f'{suffixes[1]}.png') for name in unused):
         listing.warn_once(f'{masks}: ignoring {count} masks without an image in {folder}')
     return pairs
@@ -334,7 +336,7 @@ def _read_table(table: pathlib.Path) -> Classes:
     key = next((column for column in ('id', 'color') if column in header), None)
     if key is None or 'name' not in header:
         raise UserError(f"{table}: its first line is 'id,name' or 'name,color'")
-    listed = []
+    class_rows = []
     for number, row in enumerate(rows[1:], 2):
         if len(row) != len(header):
             raise UserError(f'{table}: row {number}: has {len(row)} cells of {len(header)}')
@@ -344,17 +346,17 @@ def _read_table(table: pathlib.Path) -> Classes:
             form = 'a number' if key == 'id' else 'of the form #ff8000'
             raise UserError(f'{table}: row {number}: the {key} {cells[key]!r} is not {form}')
         value = int(cells[key]) if key == 'id' else int(cells[key][1:], 16)
-        listed.append((value, cells['name']))
-    return _number_classes(table, listed, key == 'color')
+        class_rows.append((value, cells['name']))
+    return _number_classes(table, class_rows, key == 'color')
 
 
 def _number_classes(
-    file: pathlib.Path, listed: Iterable[tuple[int, str]], colored: bool
+    file: pathlib.Path, class_rows: Iterable[tuple[int, str]], colored: bool
 ) -> Classes:
     """Number the classes of listed ids or colors; equal names are one class."""
     names: dict[str, int] = {}
     numbers = {} if colored else {IGNORED: VOID}
-    for value, name in listed:
+    for value, name in class_rows:
         if numbers.get(value, VOID) != VOID:
             raise UserError(f'{file}: lists {value} twice')
         numbers[value] = names.setdefault(name, len(names)) if name else VOID

@@ -50,13 +50,13 @@ class Source:
             )
             self._images = coco.list_images(content)
             self._folder = coco.image_folder(root, split, self._images, name)
-            listed = content.get('annotations') or []
+            annotation_list = content.get('annotations') or []
             self._segments = {
                 coco.read_id(row, 'image_id', 'an annotation'): self._check_segments(row)
-                for row in listed
+                for row in annotation_list
             }
             coco.require_inside(self._segments.values())
-            self._is_bare = not any(annotation['segments_info'] for annotation in listed)
+            self._is_bare = not any(annotation['segments_info'] for annotation in annotation_list)
             if not self._is_bare:
                 self._require_annotations()
         if self._is_bare:
@@ -89,12 +89,12 @@ class Source:
         size = image['height'], image['width']
         if self._is_bare:
             return {'size': size}
-        listed = self._segments[image['id']]
-        path = self._pngs / listed['file_name']
+        image_segments = self._segments[image['id']]
+        path = self._pngs / image_segments['file_name']
         colors = images.read_values(path, colors=True)
         coco.require_size(path, colors, size)
         numbers = colors @ [1, 256, 256**2]
-        segments = listed['segments_info']
+        segments = image_segments['segments_info']
         present, areas = np.unique(numbers, return_counts=True)
         if unknown := set(present.tolist()) - {0, *(segment['id'] for segment in segments)}:
             raise BrokenRecord(f'{path}: segment {min(unknown)} is not listed')
@@ -116,17 +116,23 @@ class Source:
         raise UserError(f'{self._name}: images have segments instead of one class')
 
     def class_counts(self, indices: np.ndarray, /) -> np.ndarray:
-        listed = (self._segments.get(self._images[i]['id'], {}) for i in indices.tolist())
-        segments = [segment for image in listed for segment in image.get('segments_info', ())]
+        segments_of_images = (
+            self._segments.get(self._images[i]['id'], {}) for i in indices.tolist()
+        )
+        segments = [
+            segment for image in segments_of_images for segment in image.get('segments_info', ())
+        ]
         labels = np.array([self._labels[segment['category_id']] for segment in segments], np.int64)
         return count_labels(labels, self.info.num_classes)
 
     def listing(self, indices: np.ndarray, /) -> Listing:
         """Digest the whole annotation file, and the sizes of images and PNG files."""
-        listed = [self._images[i] for i in indices.tolist()]
-        sizes = [listing.digest_of_sizes(self._folder, [image['file_name'] for image in listed])]
+        image_records = [self._images[i] for i in indices.tolist()]
+        sizes = [
+            listing.digest_of_sizes(self._folder, [image['file_name'] for image in image_records])
+        ]
         if not self._is_bare:
-            names = [self._segments[image['id']]['file_name'] for image in listed]
+            names = [self._segments[image['id']]['file_name'] for image in image_records]
             sizes.append(listing.digest_of_sizes(self._pngs, names))
         contents = listing.digest_of(sizes) if all(sizes) else ''
         return Listing(listing.digest_of_file(self._file), contents)

@@ -97,16 +97,16 @@ class Source:
             record = self._digits[int(rng.integers(len(self._digits)))]
             ink = _ink(rng, record['image'])
             y, x = (int(rng.integers(n - m + 1)) for n, m in zip(image.shape, ink.shape))  # noqa: B905
-            place = (y, x, y + ink.shape[0], x + ink.shape[1])
-            if any(_overlap(place, other) > OVERLAP for other in corners):
+            box = (y, x, y + ink.shape[0], x + ink.shape[1])
+            if any(_overlap(box, other) > OVERLAP for other in corners):
                 continue  # crowded images get fewer digits than wanted
-            window = slice(y, place[2]), slice(x, place[3])
-            drawn = ink >= 0.5
-            masks[(slice(len(labels)), *window)] &= ~drawn
-            masks[(len(labels), *window)] = drawn
-            color = rng.integers(150, 256, 3) * (0.5 + 0.5 * ink[drawn][:, None])
-            image[window][drawn] = color.astype(np.uint8)
-            corners.append(place)
+            window = slice(y, box[2]), slice(x, box[3])
+            is_ink = ink >= 0.5
+            masks[(slice(len(labels)), *window)] &= ~is_ink
+            masks[(len(labels), *window)] = is_ink
+            color = rng.integers(150, 256, 3) * (0.5 + 0.5 * ink[is_ink][:, None])
+            image[window][is_ink] = color.astype(np.uint8)
+            corners.append(box)
             labels.append(record['label'])
         return masks[: len(labels)], labels
 

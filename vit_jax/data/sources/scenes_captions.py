@@ -71,10 +71,10 @@ class Source:
             return {'image': image, 'caption': caption, 'label': label}
         if rng.random() >= SINGLE:
             axis = int(rng.integers(2))
-            first = quarter[axis] == 0
-            quarter[axis] = first
+            is_first_half = quarter[axis] == 0
+            quarter[axis] = is_first_half
             other = _describe(*self._draw(rng, image, quarter))
-            caption += f' {RELATIONS[axis][0 if first else 1]} {other}'
+            caption += f' {RELATIONS[axis][0 if is_first_half else 1]} {other}'
         return {'image': image, 'caption': caption}
 
     def labels(self) -> np.ndarray:

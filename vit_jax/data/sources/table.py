@@ -180,9 +180,9 @@ def read(table: pathlib.Path, folder: pathlib.Path, split: str, title: str) -> F
         raise UnknownSplit.from_splits(title, split, sorted(set(splits)))
     order = sorted(range(len(names)), key=names.__getitem__)
     splits = [splits[i] for i in order]
-    chosen = [names[i] for i, name in zip(order, splits, strict=True) if name == split]
+    split_names = [names[i] for i, name in zip(order, splits, strict=True) if name == split]
     numbered = number_classes([labels[i] for i in order], splits, split, title, several)
-    return Files(folder, chosen, *numbered, several)
+    return Files(folder, split_names, *numbered, several)
 
 
 def number_classes(
@@ -300,13 +300,13 @@ def _read_rows(table: pathlib.Path) -> _Rows:
     except OSError as error:
         raise UserError(f'{table}: cannot be read: {paths.first_line(error)}') from error
     present = rows.columns.keys()
-    wrong = [name for name in present if name not in COLUMNS]
+    unknown = [name for name in present if name not in COLUMNS]
     if 'image' not in present:
         raise UserError(f"{table}: has no column 'image': {FORM}, not {_quote(present)}")
-    if wrong:
-        binary = [name for name in wrong if set(map(_cell_text, rows.columns[name])) <= MARKS]
+    if unknown:
+        binary = [name for name in unknown if set(map(_cell_text, rows.columns[name])) <= MARKS]
         hint = f'{_quote(binary)} have values 0 and 1; {NAMES}' if binary else REMEDY
-        raise UserError(f'{table}: unknown column {wrong[0]!r}: {FORM}; {hint}')
+        raise UserError(f'{table}: unknown column {unknown[0]!r}: {FORM}; {hint}')
     if ('label' in present) == ('labels' in present):
         raise UserError(f"{table}: needs either a column 'label' or 'labels': {FORM}")
     if not rows.numbers:
@@ -385,20 +385,22 @@ def _image_names(rows: _Rows, folder: pathlib.Path, prefix: str) -> list[str]:
                 position, f'{text!r} is outside of {folder}; write names relative to that folder'
             )
         name = name.removeprefix(prefix)
-        if (first := positions.setdefault(name, position)) != position:
+        if (first_position := positions.setdefault(name, position)) != position:
             hint = "; write several classes of an image in one cell of the column 'labels'"
-            raise rows.error(position, f'{text!r} is also in row {rows.numbers[first]}{hint}')
+            raise rows.error(
+                position, f'{text!r} is also in row {rows.numbers[first_position]}{hint}'
+            )
     return list(positions)
 
 
 def _require_files(rows: _Rows, names: Sequence[str], folder: pathlib.Path) -> None:
     """Raise UserError for missing images; log images that the table does not list."""
-    listed = set(names)
+    required = set(names)
     existing: set[str] = set()
-    for inside in {posixpath.dirname(name) for name in names}:
-        prefix = f'{inside}/' if inside else ''
-        if (folder / inside).is_dir():
-            with os.scandir(folder / inside) as entries:
+    for parent in {posixpath.dirname(name) for name in names}:
+        prefix = f'{parent}/' if parent else ''
+        if (folder / parent).is_dir():
+            with os.scandir(folder / parent) as entries:
                 existing |= {prefix + entry.name for entry in entries if not entry.is_dir()}
     if missing := [position for position, name in enumerate(names) if name not in existing]:
         more = f' ({len(missing):,} of {len(names):,} images are missing)'
@@ -407,8 +409,8 @@ def _require_files(rows: _Rows, names: Sequence[str], folder: pathlib.Path) -> N
             f'{folder / names[missing[0]]} does not exist{_hint(names[missing[0]], existing)}'
             f'{more if len(missing) > 1 else ""}',
         )
-    if others := sum(is_image(name) for name in existing - listed):
-        listing.warn_once(f'{rows.table}: ignoring {others} images that it does not list')
+    if unlisted := sum(is_image(name) for name in existing - required):
+        listing.warn_once(f'{rows.table}: ignoring {unlisted} images that it does not list')
 
 
 def _hint(name: str, existing: Iterable[str]) -> str:

@@ -150,9 +150,10 @@ class Source:
     def listing(self, indices: np.ndarray, /) -> Listing:
         names = [name for shard in self._names for name in shard.tolist()]
         sizes = np.concatenate([members[..., 1] for members in self._members])
-        chosen = b'\0'.join(names[i] for i in indices.tolist())
+        member_names = b'\0'.join(names[i] for i in indices.tolist())
         return Listing(
-            listing.digest_of(chosen, self._labels[indices]), listing.digest_of(sizes[indices])
+            listing.digest_of(member_names, self._labels[indices]),
+            listing.digest_of(sizes[indices]),
         )
 
     def record_name(self, index: int, /) -> str:
@@ -321,7 +322,7 @@ def _join_remarks(remarks: Iterable[dict[str, tuple[int, list[str]]]]) -> list[s
 def _list_members(tar: tarfile.TarFile, size: int, lost: list[str]) -> list[Member]:
     """List the files of a shard of `size` bytes in order; add links without a target to `lost`."""
     members: dict[int, Member] = {}
-    places: dict[str, Member] = {}
+    members_by_name: dict[str, Member] = {}
     links: dict[str, tuple[int, str, str]] = {}
     for number, info in enumerate(tar):
         tar.members = []  # type: ignore[attr-defined]  # else tarfile keeps all members
@@ -336,14 +337,14 @@ def _list_members(tar: tarfile.TarFile, size: int, lost: list[str]) -> list[Memb
                 raise tarfile.ReadError(f'{info.name} is truncated')
             if info.issparse():
                 raise tarfile.ReadError(f'{info.name} is a sparse file')
-            members[number] = places[path] = Member(info.name, info.offset_data, info.size)
+            members[number] = members_by_name[path] = Member(info.name, info.offset_data, info.size)
     for number, name, target in links.values():
         for _ in range(MOST_LINKS):
             if target not in links:
                 break
             target = links[target][2]
-        if target in places:
-            members[number] = places[target]._replace(name=name)
+        if target in members_by_name:
+            members[number] = members_by_name[target]._replace(name=name)
         else:
             lost.append(name)
     return [members[number] for number in sorted(members)]

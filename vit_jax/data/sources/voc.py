@@ -105,8 +105,8 @@ def _find_splits(root: pathlib.Path, files: Files, is_flat: bool) -> dict[str, l
     splits: dict[str, list[str]] = {}
     if is_flat:
         for key in files:
-            folder, inside, _ = key.partition('/')
-            splits.setdefault(folder if inside else 'train', []).append(key)
+            folder, file_name, _ = key.partition('/')
+            splits.setdefault(folder if file_name else 'train', []).append(key)
     else:
         lists = {f.stem: f for f in sorted((root / 'ImageSets' / 'Main').glob('*.txt'))}
         for name, file in lists.items():

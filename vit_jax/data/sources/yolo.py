@@ -110,8 +110,8 @@ def _find_split(
     root: pathlib.Path, split: str, content: dict[str, Any], name: str
 ) -> tuple[pathlib.Path, pathlib.Path]:
     """Find the folders of images and of labels."""
-    found = {f.parent.name: f for f in sorted(root.glob('*/images')) if f.is_dir()}
-    pairs = {key: (folder, folder.parent / 'labels') for key, folder in found.items()}
+    folders = {f.parent.name: f for f in sorted(root.glob('*/images')) if f.is_dir()}
+    pairs = {key: (folder, folder.parent / 'labels') for key, folder in folders.items()}
     for folder in sorted((root / 'images').glob('*')):
         if folder.is_dir():
             pairs[folder.name] = folder, root / 'labels' / folder.name

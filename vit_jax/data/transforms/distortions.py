@@ -174,9 +174,11 @@ def _shift_hue(image: Image.Image, turns: float) -> Image.Image:
     """Shift the hue; a gray image stays."""
     if image.mode == 'L':
         return image
-    hue, *others = image.convert('HSV').split()
+    hue, *saturation_value = image.convert('HSV').split()
     shifted = (np.asarray(hue).astype(int) + int(255 * turns)) % 256
-    return Image.merge('HSV', [Image.fromarray(shifted.astype(np.uint8)), *others]).convert('RGB')
+    return Image.merge(
+        'HSV', [Image.fromarray(shifted.astype(np.uint8)), *saturation_value]
+    ).convert('RGB')
 
 
 def _blur_rows(image: np.ndarray, sigma: float) -> np.ndarray:

@@ -305,8 +305,8 @@ def check_objects(record: Record) -> None:
         return
     counts = {name: len(record[name]) for name in OBJECTS if name in record}
     if len(set(counts.values())) > 1:
-        listed = ', '.join(f'{count} {name}' for name, count in counts.items())
-        raise UserError(f'{listed}: all must have one row per object')
+        counts_text = ', '.join(f'{count} {name}' for name, count in counts.items())
+        raise UserError(f'{counts_text}: all must have one row per object')
 
 
 def check_image_is_alone(record: Record) -> None:
@@ -340,8 +340,8 @@ def _lies_in_image(value: Any) -> bool:
 
 
 def _suggest_keep(record: Record, name: str) -> str:
-    others = ', '.join(repr(other) for other in record if other != name)
-    return f'drop it first with keep({others})'
+    fields = ', '.join(repr(other) for other in record if other != name)
+    return f'drop it first with keep({fields})'
 
 
 def map_frames(

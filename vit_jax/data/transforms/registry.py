@@ -117,12 +117,12 @@ def modules() -> Mapping[str, str]:
     Raises:
       ValueError: if two modules have functions with the same name.
     """
-    found: dict[str, str] = {}
+    module_names: dict[str, str] = {}
     folders = map(pathlib.Path, importlib.import_module(PACKAGE).__path__)
     for file in (file for folder in folders for file in sorted(folder.glob('*.py'))):
         module = f'{PACKAGE}.{file.stem}'
         for name in _DEFINITION.findall(file.read_text(encoding='utf-8')):
-            if name in found:
-                raise ValueError(f'{found[name]} and {module}: two {name}')
-            found[name] = module
-    return found
+            if name in module_names:
+                raise ValueError(f'{module_names[name]} and {module}: two {name}')
+            module_names[name] = module
+    return module_names

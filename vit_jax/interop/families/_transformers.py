@@ -279,16 +279,16 @@ def write(trained: TrainedModel, forms: Sequence[Form]) -> Written:
         flat['pos_embed'] = fixed_positions(size, model['patch_size'], model['width'], first)
     flat = equivalent.move_positions(flat, model['posemb_prefix'], form.posemb_prefix)
     absent = set(filter(None, model['no_bias'].split('|')))
-    kept = {layer for group in form.no_bias if absent.issuperset(group) for layer in group}
-    flat = equivalent.with_biases(flat, absent - kept)
-    model['no_bias'] = '|'.join(sorted(kept))
+    retained = {layer for group in form.no_bias if absent.issuperset(group) for layer in group}
+    flat = equivalent.with_biases(flat, absent - retained)
+    model['no_bias'] = '|'.join(sorted(retained))
     channels = flat['patch_embed/kernel'].shape[2]
     config = {
         'model_type': form.model_type or form.kind.types[0],
         'architectures': [form.name],
         **shape_config(model, size),
         'num_channels': channels,
-        **({'qkv_bias': False} if kept.issuperset(*QKV) else {}),
+        **({'qkv_bias': False} if retained.issuperset(*QKV) else {}),
     }
     if model['num_classes']:
         config |= class_names_config(trained.class_names, model['num_classes'])

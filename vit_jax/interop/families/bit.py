@@ -259,19 +259,19 @@ def _require_architecture(config: Mapping[str, Any]) -> None:
     model_args = config.get('model_args') or {}
     changed, pool = model_args.keys() - _KNOWN, {**config, **model_args}.get('global_pool', 'avg')
     if changed or pool != 'avg':
-        what = f'model_args {", ".join(sorted(changed))}' if changed else f'global_pool {pool!r}'
-        raise UserError(f'{_TIMM_SOURCE}: {what} in config.json: not the model of the paper')
+        problem = f'model_args {", ".join(sorted(changed))}' if changed else f'global_pool {pool!r}'
+        raise UserError(f'{_TIMM_SOURCE}: {problem} in config.json: not the model of the paper')
 
 
 def _rename(params: Mapping[str, Any], table: names.Table) -> Flat:
     """Rename arrays by `table`."""
-    written: Flat = {}
+    renamed: Flat = {}
     for our_name, leaf in traverse_util.flatten_dict(dict(params), sep='/').items():
         name = names.to_theirs(our_name, table)
         if name is None:
             raise UserError(f'{our_name}: not a parameter of a BiT')
-        written[name] = np.asarray(leaf, np.float32)
-    return written
+        renamed[name] = np.asarray(leaf, np.float32)
+    return renamed
 
 
 def _npz(imported: TrainedModel) -> Written:

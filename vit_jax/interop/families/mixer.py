@@ -110,8 +110,8 @@ def _require_mixer(extra: Mapping[str, Any], source: str) -> None:
         )
     model_args = extra.get('model_args') or {}
     if changed := sorted(model_args.keys() - {*_HARMLESS}):
-        what = ', '.join(changed)
-        raise UserError(f'{source}: model_args {what} in config.json: not the model of the paper')
+        keys = ', '.join(changed)
+        raise UserError(f'{source}: model_args {keys} in config.json: not the model of the paper')
     if (pool := model_args.get('global_pool', extra.get('global_pool', 'avg'))) != 'avg':
         raise UserError(f'{source}: global_pool {pool!r} is not supported (only avg)')
 

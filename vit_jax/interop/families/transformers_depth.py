@@ -135,8 +135,8 @@ def _read_backbone(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
         raise UserError(
             f'{_SOURCE}: a backbone of type {config["model_type"]!r} is not supported (only dinov2)'
         )
-    others = {key: value for key, value in extra.items() if key not in _CONFIG}
-    return transformers_dinov2.read(plain, {**others, **config})
+    other_keys = {key: value for key, value in extra.items() if key not in _CONFIG}
+    return transformers_dinov2.read(plain, {**other_keys, **config})
 
 
 # Keys of the whole model that would be mistaken for the backbone's.

@@ -73,8 +73,8 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     arrays, side = _convert(_KIND.used(plain), first)
     keys = {key: f'input_conditioner.norm_{key}' for key in ('mean', 'std')}
     if plain.keys() >= set(keys.values()):
-        given = {key: np.ravel(plain[name]).tolist() for key, name in keys.items()}
-        extra = {normalization.GIVEN_NORMALIZATION: given, **extra}
+        settings = {key: np.ravel(plain[name]).tolist() for key, name in keys.items()}
+        extra = {normalization.GIVEN_NORMALIZATION: settings, **extra}
     # The table's size: `image_size` of config.json is only the usual size of images.
     trained = _transformers.read(
         _KIND,
