@@ -81,7 +81,7 @@ def examples_of(name):
     'name',
     [
         pytest.param(name, marks=pytest.mark.long)
-        if name in ('colorize', 'coltran', 'detect', 'segment', 'segment_panoptic')
+        if name in ('colorize', 'coltran', 'detect', 'detect_groups', 'segment', 'segment_panoptic')
         else name
         for name in sorted(first_of_each_task())
     ],

@@ -22,11 +22,13 @@ class Term(NamedTuple):
       sum: Sum over examples, tokens, boxes or patches.
       count: Their number, or the sum of their weights; no gradient flows into it.
       weight: Weight of the mean in the loss; 0 for a metric outside of the loss.
+      least: Minimum of the count of a whole batch that the sum is divided by.
     """
 
     sum: Num[Array, '']
     count: Num[Array, ''] | int  # type: ignore[assignment]  # tuples have a method of this name
     weight: float = 1.0
+    least: float = 0.0
 
 
 Scalars = dict[str, Float[Array, '']]
@@ -41,13 +43,14 @@ def counts(terms: dict[str, Term]) -> Scalars:
 
 
 def means(terms: dict[str, Term], over: Scalars | None = None) -> Scalars:
-    """Compute `sum / count` of each term, 0 where the count is 0; float32.
+    """Compute `sum / count` of each term, 0 where the count is 0 and may be; float32.
 
     Args:
       terms: Terms of a batch or a part of a batch.
       over: Counts of the whole batch if `terms` belong to a part; the results add up to the mean.
     """
     over = counts(terms) if over is None else over
+    over = {name: jnp.maximum(over[name], term.least) for name, term in terms.items()}
     return {
         name: jnp.where(over[name] == 0, 0, term.sum / jnp.where(over[name] == 0, 1, over[name]))
         for name, term in terms.items()

@@ -5,8 +5,9 @@ Carion et al., 2020, arXiv:2005.12872, sections 3.1 and A.2.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,20 +38,33 @@ class Targets(NamedTuple):
     real: Bool[Array, 'B N']
 
 
-@dataclasses.dataclass(frozen=True)
-class Task(base.Task):
-    """Predict boxes and classes of objects.
+class Blocks(NamedTuple):
+    """Predictions to match with objects, each block on its own.
 
     Attributes:
-      none_weight: Weight of predictions without an object in the mean over predictions.
-      class_cost, box_cost, giou_cost: Weights of probability, L1 distance and GIoU in the cost of
-        matching an object with a prediction.
-      class_weight, box_weight, giou_weight: Weights of cross entropy, L1 distance and GIoU in the
-        loss.
-      mean, std: Normalization of each channel of images in [0, 1].
+      logits: Logits of the classes of Q queries in each of L blocks.
+      boxes: Centered (x, y, w, h), relative to the sides of the image without padding.
+      stages: Blocks of each stage by the prefix of its terms: '' for the final predictions.
     """
 
-    none_weight: float = 0.1
+    logits: Float[Array, 'B L Q C']
+    boxes: Float[Array, 'B L Q 4']
+    stages: dict[str, slice]
+
+    @property
+    def groups(self) -> int:
+        """Number of blocks with final predictions."""
+        final = self.stages['']
+        return final.stop - final.start
+
+
+@dataclasses.dataclass(frozen=True)
+class SetTask(base.Task):
+    """Base class of tasks that match objects with predictions of boxes and classes.
+
+    A subclass computes `class_costs` and `class_sums`, and converts outputs `to_predictions`.
+    """
+
     class_cost: float = 1.0
     box_cost: float = 5.0
     giou_cost: float = 2.0
@@ -62,6 +76,7 @@ class Task(base.Task):
 
     rngs = ('dropout',)
     headline = ('loss', 'accuracy')
+    least_weight: ClassVar[float] = 0.0  # minimum of the divisor of class losses
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -82,9 +97,9 @@ class Task(base.Task):
     def loss(self, outputs: dict, batch: Batch) -> dict[str, Term]:
         """Class, box and GIoU losses of the decoder's last block, and of all earlier blocks.
 
-        Class losses are divided by the total weight of the predictions, box losses by the number of
-        objects. Metrics are `accuracy`, over the classes of matched objects, and `unmatched`, the
-        share of objects without a prediction.
+        Box losses are divided by the number of objects, class losses by the `weight` of
+        `class_sums`. Metrics are `accuracy`, over the classes of matched objects, and `unmatched`,
+        the share of objects without a prediction.
         """
         targets = make_targets(batch)
         return self.set_terms(outputs, targets, self.match(outputs, targets))
@@ -93,17 +108,21 @@ class Task(base.Task):
         self, outputs: dict, targets: Targets, places: Int[Array, 'B L N']
     ) -> dict[str, Term]:
         """Compute the terms of `loss` for a given matching."""
-        sums = {name: x.sum(0) for name, x in self._sums(outputs, targets, places).items()}
+        blocks = self.blocks(outputs)
+        sums = {name: x.sum(0) for name, x in self._sums(blocks, targets, places).items()}
+        final, groups = blocks.stages[''], blocks.groups
+        weight, objects = groups * sums['weight'], groups * sums['objects']
         terms: dict[str, Term] = {}
-        for prefix, reduce in (('', lambda x: x[-1]), ('aux_', lambda x: x[:-1].sum())):
+        for prefix, chosen in blocks.stages.items():
+            classes, boxes, gious = (sums[name][chosen].sum() for name in ('class', 'box', 'giou'))
             terms |= {
-                f'{prefix}class': Term(reduce(sums['class']), sums['weight'], self.class_weight),
-                f'{prefix}box': Term(reduce(sums['box']), sums['objects'], self.box_weight),
-                f'{prefix}giou': Term(reduce(sums['giou']), sums['objects'], self.giou_weight),
+                f'{prefix}class': Term(classes, weight, self.class_weight, self.least_weight),
+                f'{prefix}box': Term(boxes, objects, self.box_weight),
+                f'{prefix}giou': Term(gious, objects, self.giou_weight),
             }
         return {
             **terms,
-            'accuracy': Term(sums['correct'][-1], sums['objects'], 0.0),
+            'accuracy': Term(sums['correct'][final].sum(), objects, 0.0),
             'unmatched': Term(sums['unmatched'], sums['objects'], 0.0),
         }
 
@@ -122,7 +141,8 @@ class Task(base.Task):
         examples: Float[Array, ' B'],
     ) -> Sums:
         """Compute `evaluate` for a given matching, over rows where `examples` is 1."""
-        sums = self._sums(outputs, targets, places)
+        blocks = self.blocks(outputs)
+        sums = self._sums(blocks, targets, places)
         sums = jax.tree.map(lambda x: (x.T * examples).T, sums)
         weight, objects = (jnp.where(n > 0, n, 1) for n in (sums['weight'], sums['objects']))
         per_image = (
@@ -130,65 +150,93 @@ class Task(base.Task):
             + (self.box_weight * sums['box'].sum(1) + self.giou_weight * sums['giou'].sum(1))
             / objects
         )
-        last = {name: sums[name][:, -1].sum() for name in ('class', 'box', 'giou', 'correct')}
-        count = sums['objects'].sum()
+        final, groups = blocks.stages[''], blocks.groups
+        last = {name: sums[name][:, final].sum() for name in ('class', 'box', 'giou', 'correct')}
+        count = groups * sums['objects'].sum()
         return {
-            'loss': (per_image.sum(), examples.sum()),
-            'class': (last['class'], sums['weight'].sum()),
+            'loss': (per_image.sum() / groups, examples.sum()),
+            'class': (last['class'], groups * sums['weight'].sum()),
             'box': (last['box'], count),
             'giou': (last['giou'], count),
             'accuracy': (last['correct'], count),
-            'unmatched': (sums['unmatched'].sum(), count),
+            'unmatched': (sums['unmatched'].sum(), sums['objects'].sum()),
         }
 
     def predict(self, apply: Apply, batch: Batch) -> dict[str, jax.Array]:
-        """Predict the most probable class of each query, excluding "no object", and its box.
+        """Predict K objects.
 
         Returns:
-          scores: [B Q], probability of the class.
-          labels: int32 [B Q].
-          boxes: corners [B Q 4], relative to the sides of the image without padding.
+          scores: [B K], probability of the class.
+          labels: int32 [B K].
+          boxes: corners [B K 4], relative to the sides of the image without padding.
         """
         return self.to_predictions(self.outputs(apply, batch))
 
+    @abc.abstractmethod
     def to_predictions(self, outputs: dict) -> dict[str, jax.Array]:
         """Convert the model's outputs to predictions, see `predict`."""
-        probs = jax.nn.softmax(outputs['logits'])[..., :-1]
-        return {
-            'scores': probs.max(-1),
-            'labels': probs.argmax(-1).astype(jnp.int32),
-            'boxes': box_ops.to_corners(outputs['boxes']),
-        }
+
+    @abc.abstractmethod
+    def class_costs(
+        self, logits: Float[Array, 'B L Q C'], labels: Int[Array, 'B L N']
+    ) -> Float[Array, 'B L N Q']:
+        """Compute the cost of the class of each object in each prediction."""
+
+    @abc.abstractmethod
+    def class_sums(
+        self,
+        logits: Float[Array, 'B L Q C'],
+        targets: Targets,
+        places: Int[Array, 'B L N'],
+        iou: Float[Array, 'B L N'],
+    ) -> dict[str, Float[Array, 'B *L']]:
+        """Sum the loss `class` and `correct`, the number of objects with the correct class.
+
+        Args:
+          logits: Logits of each query.
+          targets: Objects.
+          places: Query index of each object, -1 for none.
+          iou: IoU of each object and the box of its query; arbitrary for none.
+
+        Returns:
+          The sums in each block, and [B] `weight`, which divides `class` of a block.
+        """
 
     def match(self, outputs: dict, targets: Targets) -> Int[Array, 'B L N']:
         """Match objects with queries in each block, the last one last; -1 for none."""
-        logits, boxes = _all_blocks(outputs)
+        logits, boxes, _ = self.blocks(outputs)
         return match(self.cost(logits, boxes, targets), _each_block(targets.real, logits))
 
+    def blocks(self, outputs: dict) -> Blocks:
+        """Stack the predictions of all blocks of the decoder, the last one last."""
+        logits, boxes = (
+            jnp.concatenate([outputs[f'aux_{name}'], outputs[name][:, None]], axis=1)
+            for name in ('logits', 'boxes')
+        )
+        last = logits.shape[1] - 1
+        return Blocks(logits, boxes, {'': slice(last, last + 1), 'aux_': slice(0, last)})
+
     def _sums(
-        self, outputs: dict, targets: Targets, places: Int[Array, 'B L N']
+        self, blocks: Blocks, targets: Targets, places: Int[Array, 'B L N']
     ) -> dict[str, Float[Array, 'B *L']]:
         """Sum `class`, `box`, `giou` and `correct` over each image in each of L blocks, the last
         one last; also return the counts `weight`, `objects` and `unmatched`.
         """
-        logits, boxes = _all_blocks(outputs)
+        logits, boxes, _ = blocks
         matched, place = places >= 0, places.clip(0)
-        queries = logits.shape[-2]
-        classes = class_sums(logits, _each_block(targets.labels, logits), places, self.none_weight)
-
         predicted_boxes = jnp.take_along_axis(boxes, place[..., None], axis=-2)
         true_boxes = _each_block(targets.boxes, logits)
         distance = jnp.abs(predicted_boxes - true_boxes).sum(-1)
-        giou = box_ops.giou(*map(box_ops.to_corners, (predicted_boxes, true_boxes)))
+        corners = tuple(map(box_ops.to_corners, (predicted_boxes, true_boxes)))
+        iou, giou = box_ops.iou(*corners), box_ops.giou(*corners)
 
         # The optimal matching has min(objects, queries) pairs, so counts only depend on the batch.
         objects = targets.real.sum(-1)
-        num_matched = jnp.minimum(objects, queries)
+        num_matched = jnp.minimum(objects, logits.shape[-2])
         return {
-            **classes,
+            **self.class_sums(logits, targets, places, iou),
             'box': (distance * matched).sum(-1),
             'giou': ((1 - giou) * matched).sum(-1),
-            'weight': num_matched + self.none_weight * (queries - num_matched),
             'objects': objects.astype(jnp.float32),
             'unmatched': (objects - num_matched).astype(jnp.float32),
         }
@@ -196,20 +244,63 @@ class Task(base.Task):
     def cost(
         self, logits: Float[Array, 'B L Q C'], boxes: Float[Array, 'B L Q 4'], targets: Targets
     ) -> Float[Array, 'B L N Q']:
-        """Compute the cost of matching objects with predictions, equation 1 and appendix A.2.
-
-        The class cost is its probability, not the logarithm, to be commensurate with the other
-        costs.
-        """
-        labels = _each_block(targets.labels, logits)[..., None, :]
-        probs = jnp.take_along_axis(jax.nn.softmax(logits), labels, axis=-1).swapaxes(-1, -2)
+        """Compute the cost of matching objects with predictions, equation 1 and appendix A.2."""
+        classes = self.class_costs(logits, _each_block(targets.labels, logits))
         true_boxes, predicted_boxes = (
             _each_block(targets.boxes, logits)[..., :, None, :],
             boxes[..., None, :, :],
         )
         distance = jnp.abs(true_boxes - predicted_boxes).sum(-1)
         giou = box_ops.giou(*map(box_ops.to_corners, (true_boxes, predicted_boxes)))
-        return self.box_cost * distance - self.class_cost * probs - self.giou_cost * giou
+        return self.box_cost * distance + self.class_cost * classes - self.giou_cost * giou
+
+
+@dataclasses.dataclass(frozen=True)
+class Task(SetTask):
+    """Predict boxes and classes of objects, or "no object", whose class is the last.
+
+    Attributes:
+      none_weight: Weight of predictions without an object in the mean over predictions.
+      class_cost, box_cost, giou_cost: Weights of probability, L1 distance and GIoU in the cost of
+        matching an object with a prediction.
+      class_weight, box_weight, giou_weight: Weights of cross entropy, L1 distance and GIoU in the
+        loss.
+      mean, std: Normalization of each channel of images in [0, 1].
+    """
+
+    none_weight: float = 0.1
+
+    def to_predictions(self, outputs: dict) -> dict[str, jax.Array]:
+        """Take the most probable class of each query, excluding "no object", and its box."""
+        probs = jax.nn.softmax(outputs['logits'])[..., :-1]
+        return {
+            'scores': probs.max(-1),
+            'labels': probs.argmax(-1).astype(jnp.int32),
+            'boxes': box_ops.to_corners(outputs['boxes']),
+        }
+
+    def class_costs(
+        self, logits: Float[Array, 'B L Q C'], labels: Int[Array, 'B L N']
+    ) -> Float[Array, 'B L N Q']:
+        """The negative probability, not the logarithm, to be commensurate with other costs."""
+        probs = jnp.take_along_axis(jax.nn.softmax(logits), labels[..., None, :], axis=-1)
+        return -probs.swapaxes(-1, -2)
+
+    def class_sums(
+        self,
+        logits: Float[Array, 'B L Q C'],
+        targets: Targets,
+        places: Int[Array, 'B L N'],
+        iou: Float[Array, 'B L N'],
+    ) -> dict[str, Float[Array, 'B *L']]:
+        """Sum the cross entropy of queries; `weight` is the total weight of the predictions."""
+        del iou
+        labels, queries = _each_block(targets.labels, logits), logits.shape[-2]
+        matched = jnp.minimum(targets.real.sum(-1), queries)
+        return {
+            **class_sums(logits, labels, places, self.none_weight),
+            'weight': matched + self.none_weight * (queries - matched),
+        }
 
 
 def class_sums(
@@ -239,15 +330,6 @@ def class_sums(
     is_finite = jnp.take_along_axis(jnp.isfinite(logits.max(-1)), place, axis=-1)
     correct = jnp.where(matched, jnp.where(is_finite, is_correct, jnp.nan), 0.0)
     return {'class': (entropy * weights).sum(-1), 'correct': correct.sum(-1)}
-
-
-def _all_blocks(outputs: dict) -> tuple[Float[Array, 'B L Q C'], Float[Array, 'B L Q 4']]:
-    """Stack logits and boxes of all blocks of the decoder, the last one last."""
-    logits, boxes = (
-        jnp.concatenate([outputs[f'aux_{name}'], outputs[name][:, None]], axis=1)
-        for name in ('logits', 'boxes')
-    )
-    return logits, boxes
 
 
 def _each_block(x: Array, logits: Float[Array, 'B L Q C']) -> Array:

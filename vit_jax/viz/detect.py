@@ -107,17 +107,23 @@ class Viz(base.Viz):
 
         If there are none: all, or the most probable MOST_QUERIES without a class.
         """
-        logits = np.asarray(outputs['logits'][0], np.float64)
-        exps = np.exp(logits - logits.max(axis=-1, keepdims=True))
-        probs = (exps / exps.sum(axis=-1, keepdims=True))[:, :-1]
+        probs = self.class_probs(np.asarray(outputs['logits'][0], np.float64))
         scores = probs.max(axis=-1)
         best = np.sort(np.argsort(-scores, kind='stable')[:MOST_QUERIES]).tolist()
         names = {
-            i: context.class_name(int(probs[i].argmax())) for i in best if scores[i] >= THRESHOLD
+            i: context.class_name(int(probs[i].argmax()))
+            for i in best
+            if scores[i] >= self.threshold
         }
         if names or len(best) == len(scores):
             return names or None
         return dict.fromkeys(best, '')
+
+    def class_probs(self, logits: Float[np.ndarray, 'Q L']) -> Float[np.ndarray, 'Q C']:
+        """Compute the probability of each class of a query; the last logit is "no object"."""
+        exps = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        probs: np.ndarray = (exps / exps.sum(axis=-1, keepdims=True))[:, :-1]
+        return probs
 
     def draw(
         self, predictions: Sequence[Fields], photos: Sequence[Photo], context: Context
