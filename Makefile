@@ -21,8 +21,6 @@ WORKDIR ?= runs/digits
 PYTEST_ARGS ?=
 WORKERS ?= 2
 PYTEST := -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-# pytest's exit code if PYTEST_ARGS select no test of one half.
-NONE_CHOSEN := 5
 
 .PHONY: help train test test-fast test-long lint types check faults soak smoke test-newest docs site checkpoints gallery preflight test-tpu test-gpu-compile coverage bench-cpu clean
 .DEFAULT_GOAL := help
@@ -50,20 +48,16 @@ train: .venv/.core  ## Train a small ViT on the digits that scikit-learn ships
 	@echo 'Training on 1,437 images of digits: about 2 minutes on two CPU cores'
 	.venv/bin/python -m vit_jax train --config experiments/vit/digits.py --workdir $(WORKDIR)
 
-# Most programs are compiled without optimization (tests/helpers/xla.py). Parity tests compile
-# with the defaults that users get.
+# Most programs are compiled without optimization, those of tests marked `parity` with the defaults
+# that users get (tests/helpers/xla.py).
 test: .venv/.extras  ## Run the whole test suite
-	.venv/bin/python $(PYTEST) -m 'not parity and not long' $(PYTEST_ARGS) || test $$? = $(NONE_CHOSEN)
-	TESTS_XLA=default .venv/bin/python $(PYTEST) -m 'parity and not long' $(PYTEST_ARGS) \
-	  || test $$? = $(NONE_CHOSEN)
+	.venv/bin/python $(PYTEST) -m 'not long' $(PYTEST_ARGS)
 
 test-fast: .venv/.extras  ## Run the tests for daily work: no slow tests, no training processes
-	.venv/bin/python $(PYTEST) -m 'not process and not slow and not long' $(PYTEST_ARGS)
+	TESTS_XLA=quick .venv/bin/python $(PYTEST) -m 'not process and not slow and not long' $(PYTEST_ARGS)
 
 test-long: .venv/.extras  ## Run the tests that `make test` skips: documented commands, expensive variants
-	.venv/bin/python $(PYTEST) -m 'long and not parity' $(PYTEST_ARGS) || test $$? = $(NONE_CHOSEN)
-	TESTS_XLA=default .venv/bin/python $(PYTEST) -m 'long and parity' $(PYTEST_ARGS) \
-	  || test $$? = $(NONE_CHOSEN)
+	.venv/bin/python $(PYTEST) -m long $(PYTEST_ARGS)
 
 lint: .venv/.extras  ## Style: ruff's rules and format
 	.venv/bin/ruff check .
@@ -95,9 +89,7 @@ test-newest:  ## Run the suite on Python 3.12 or newer with the newest JAX, if t
 	fi; \
 	.venv-newest/bin/python -c 'import jax, platform; \
 	  print("Python", platform.python_version(), "JAX", jax.__version__)'; \
-	run=".venv-newest/bin/python $(PYTEST)"; \
-	TESTS_XLA=known $$run -m 'not parity and not long' $(PYTEST_ARGS) || test $$? = $(NONE_CHOSEN); \
-	TESTS_XLA=default $$run -m 'parity and not long' $(PYTEST_ARGS) || test $$? = $(NONE_CHOSEN)
+	TESTS_XLA=known .venv-newest/bin/python $(PYTEST) -m 'not long' $(PYTEST_ARGS)
 
 docs: .venv/.core  ## Write docs/config.md, docs/config/, docs/flags.md, docs/models.md, and tables of keys and variants
 	.venv/bin/python docs/site/keys.py

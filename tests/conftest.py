@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import os
@@ -16,7 +17,7 @@ from absl import flags
 from helpers import finished, forked
 from helpers.faults import pytest_itemcollected, pytest_terminal_summary  # noqa: F401
 from helpers.typechecker import check_shapes
-from helpers.xla import share_contexts, use_one_device, xla_flags
+from helpers.xla import as_users_do, share_contexts, use_one_device, xla_flags
 
 REPO = pathlib.Path(__file__).resolve().parents[1]
 # All of this has to be in place before the first import of jax, which the tests' modules do.
@@ -109,10 +110,26 @@ def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sorts the files; what a file holds stays in its order."""
+    """Sorts the files; in each, tests marked `parity` come first, and compile anew."""
     rank = {name: i for i, name in enumerate(LONGEST_FIRST)}
     tests = REPO / 'tests'
-    items.sort(key=lambda item: rank.get(item.path.relative_to(tests).as_posix(), len(rank)))
+    place = {path: i for i, path in enumerate(dict.fromkeys(item.path for item in items))}
+
+    def order(item: pytest.Item) -> tuple[int, int, bool]:
+        path = item.path
+        first = rank.get(path.relative_to(tests).as_posix(), len(rank))
+        return first, place[path], item.get_closest_marker('parity') is None
+
+    items.sort(key=order)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Compiles what tests marked `parity` and their fixtures need as users do."""
+    is_parity = item.get_closest_marker('parity') is not None
+    quick = os.environ.get('TESTS_XLA') == 'quick'
+    with as_users_do() if is_parity and not quick else contextlib.nullcontext():
+        return (yield)
 
 
 RunCli = Callable[..., subprocess.CompletedProcess[str]]

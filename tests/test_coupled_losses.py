@@ -77,10 +77,11 @@ def stepped(name, accum_steps):
 
 @pytest.mark.parametrize(
     ('name', 'accum_steps'),
-    [('one', 1), ('fsdp', 2), ('pmap', 2)]
+    [('fsdp', 2), ('pmap', 2)]
     + [
         pytest.param(*case, marks=pytest.mark.long)
         for case in [
+            ('one', 1),
             ('one', 2),
             ('one', 4),
             ('jit', 1),

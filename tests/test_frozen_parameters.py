@@ -25,7 +25,7 @@ LAYOUTS = {
 }
 SYSTEMS = {'separable': toys, 'coupled': contrastive}
 FROZEN = 'kernel$'
-CASES = [('separable', 'fsdp', 2), ('coupled', 'pmap', 2)]
+CASES = [('coupled', 'pmap', 2)]
 REST = [(s, name, steps) for s in SYSTEMS for name in LAYOUTS for steps in (1, 2)]
 
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.experiments import PATHS, ROOT
+from helpers.experiments import PATHS, ROOT, smoke
 from helpers.targets import runs_on
 from jax import export
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
@@ -29,21 +29,23 @@ from vit_jax.trainer import build
 DEVICES = {'cuda': 'NVIDIA H100 80GB HBM3', 'tpu': 'TPU v5e', 'cpu': 'cpu'}
 PALLAS, CUDNN = 'tpu_custom_call', '__cudnn$fmha'
 WITHOUT_CUDNN = ('bit_resnet', 'mixer', 'swin', 'coltran', 'coltran_upsampler')
-# The attention of these is that of `jit` and of ViTs.
-PLAIN = ('meanflow', 'image_to_image', 'distill', 'lejepa', 'dinov2', 'reconstruct')
-DEAR = ('coltran', 'coltran_upsampler', 'colorizer', 'detr_panoptic', 'hybrid', 'lstm')
+# In `make test`: of each kind of step the cheapest. Others have golden steps beside their tasks.
+STEPS = (
+    *('vit-classify', 'naflex-classify', 'swin-classify', 'mae-reconstruct', 'jit-generate'),
+    *('siglip-siglip', 'detr-detect', 'seq2seq-translate', 'vit-distill'),
+)
+KERNELS = ('vit-classify', 'naflex-classify', 'jit-generate', 'seq2seq-translate')
 
 
 def systems():
-    """A smoke config for every pair of a model and a task; most of `DEAR` is in others, too."""
+    """A smoke config for every pair of a model and a task."""
     found = {}
     for path in PATHS:
-        config = load.load(f'{ROOT / path}:smoke')
-        found.setdefault((config.model.name, config.task.name), f'{path}:smoke')
-    dear = [names for names in found if names[0] in (*DEAR, 'lejepa', 'pmf')]
+        config = smoke(path)
+        found.setdefault(f'{config.model.name}-{config.task.name}', f'{path}:smoke')
     return [
-        pytest.param(spec, id='-'.join(names), marks=[pytest.mark.long] * (names in dear))
-        for names, spec in found.items()
+        pytest.param(spec, id=name, marks=[pytest.mark.long] * (name not in STEPS))
+        for name, spec in found.items()
     ]
 
 
@@ -52,6 +54,12 @@ def optimizers():
     marks = {'adafactor': (), **dict.fromkeys(('adamw', 'lion', 'sgd'), pytest.mark.long)}
     path = 'experiments/vit/digits.py'
     return [pytest.param(f'{path}:{name}', marks=mark) for name, mark in marks.items()]
+
+
+def holds(kind, batch):
+    """Whether the arrays of a batch are those that were announced for one of its kind."""
+    made = {name: (x.shape, x.dtype) for name, x in batch.items()}
+    return made == {name: ((kind.rows, *s.shape), s.dtype) for name, s in kind.arrays.items()}
 
 
 def lower(step, *args):
@@ -66,8 +74,8 @@ def lower(step, *args):
 def test_steps_of_every_system(spec):
     config = load.load(str(ROOT / spec))
     training = build.build(config, jax.devices()[:1])
-    program, kind = training.program, training.data.shapes[-1]
-    batch = {k: np.zeros((kind.rows, *s.shape), s.dtype) for k, s in kind.spec.items()}
+    program, batch = training.program, next(training.data.train_batches())
+    (kind,) = (kind for kind in training.data.shapes if holds(kind, batch))
 
     state, metrics = lower(program.train_step, program.abstract_state, batch)
     assert jax.tree.structure(state) == jax.tree.structure(program.abstract_state)
@@ -94,22 +102,22 @@ def test_steps_of_every_system(spec):
 
 
 def exported_systems():
-    """Every smoke config, and each system once in bfloat16: those are in `make test` if cheap.
+    """Every smoke config, and each system once in bfloat16.
 
     CLIP is the config of SigLIP with another name. Heads of 4 are too narrow for cuDNN.
     """
     clip = {'name': 'clip', 'eos': 2, 'dtype': 'bfloat16'}
-    cases = [pytest.param('experiments/siglip/scenes.py', clip, id='clip-siglip')]
+    marks = pytest.mark.long
+    cases = [pytest.param('experiments/siglip/scenes.py', clip, marks=marks, id='clip-siglip')]
     seen = set()
     for path in PATHS:
-        config = load.load(f'{ROOT / path}:smoke')
+        config = smoke(path)
         names = config.model.name, config.task.name
         if names not in seen:
             fields = {'dtype': 'bfloat16', **({'num_heads': 1} if names[0] == 'seq2seq' else {})}
-            dear = names[0] in (*DEAR, *WITHOUT_CUDNN, 'siglip') or names[1] in PLAIN
-            marks = [pytest.mark.long] * dear
-            name = f'{"-".join(names)}-bfloat16'
-            cases.append(pytest.param(path, fields, marks=marks, id=name))
+            name = '-'.join(names)
+            marks = [pytest.mark.long] * (name not in KERNELS)
+            cases.append(pytest.param(path, fields, marks=marks, id=f'{name}-bfloat16'))
             seen.add(names)
         cases.append(pytest.param(path, {}, marks=pytest.mark.long, id=path))
     return cases

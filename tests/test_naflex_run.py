@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -30,6 +31,14 @@ EXPERIMENT = 'experiments/vit/digits_naflex.py'
 
 @pytest.fixture(scope='module')
 def run(tmp_path_factory):
+    """A run that was stored, of a smaller model."""
+    return shutil.copytree(
+        ROOT / 'tests/golden/run_naflex', tmp_path_factory.mktemp('naflex') / 'run'
+    )
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
     return smoke_run_of(tmp_path_factory, EXPERIMENT)
 
 
@@ -70,7 +79,7 @@ def test_attention_is_drawn_on_the_grid_of_the_file(run, photos, tmp_path, capsy
     out = tmp_path / 'attention.png'
     words = ['attention', '--workdir', str(run), '--query', '1,2', '--out', str(out), photos[0]]
     assert cli.main(words) == 0
-    assert '1 layers x 4 heads, 9 x 6 patches' in capsys.readouterr().out
+    assert '1 layers x 2 heads, 9 x 6 patches' in capsys.readouterr().out
     assert out.read_bytes().startswith(b'\x89PNG')
 
 
@@ -94,16 +103,16 @@ def test_costs_are_those_of_the_lengths():
 
 
 @pytest.mark.long
-def test_evaluate_counts_every_image_once(run):
-    result = json.loads((run / 'result.json').read_text())
-    found = vit_jax.evaluate(str(run), batch_size=16)
+def test_evaluate_counts_every_image_once(trained):
+    result = json.loads((trained / 'result.json').read_text())
+    found = vit_jax.evaluate(str(trained), batch_size=16)
     assert {name: found[name] for name in result} == pytest.approx(result, rel=1e-5)
 
 
 @pytest.mark.long
 @pytest.mark.usefixtures('one_device')
-def test_a_run_that_was_stopped_ends_with_the_same_bits(run, tmp_path):
+def test_a_run_that_was_stopped_ends_with_the_same_bits(trained, tmp_path):
     words = ['train', '--config', f'{ROOT / EXPERIMENT}:smoke', '--workdir', str(tmp_path)]
     assert cli.main([*words, '--stop-at', '7']) == EXIT_PREEMPTED
     assert cli.main(words) == 0
-    assert digest(tmp_path) == digest(run)
+    assert digest(tmp_path) == digest(trained)

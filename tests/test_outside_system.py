@@ -172,6 +172,7 @@ def test_convert_there_and_back(run, config, tmp_path, capsys):
 
 
 @pytest.mark.usefixtures('one_device')
+@pytest.mark.long
 def test_part_of_it_starts_another_model(run, config, tmp_path, capsys):
     words = [
         *('--allow', 'my_lab', '--config', config),

@@ -69,11 +69,11 @@ def compiled(task, name, accum_steps):
 @pytest.mark.parametrize(
     ('name', 'accum_steps', 'task'),
     [
-        ('one', 1, Scheduled()),
         ('pmap', 2, Coupled()),
         *(
             pytest.param(*case, marks=pytest.mark.long)
             for case in (
+                ('one', 1, Scheduled()),
                 ('one', 1, Coupled()),
                 ('pmap', 2, Scheduled()),
                 ('jit', 2, Scheduled()),

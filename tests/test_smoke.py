@@ -1,7 +1,7 @@
 """Experiments train a few steps at their smoke size, by the command line, and leave a run.
 
-One of each kind but the dearest does so in `make test`, every one in `make smoke`; the others are
-built, and their batches have the shapes that their steps take.
+Those whose runs other tests read as well do so in `make test`, every one in `make smoke`. In `make
+test`, `test_lowering` gives the steps of other systems batches of their data.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import shutil
 
 import jax
 import pytest
-from helpers.experiments import PATHS, ROOT, one_of_each_kind
+from helpers.experiments import PATHS, ROOT
 from helpers.finished import smoke_run_of
 
 from vit_jax import __main__
@@ -22,33 +22,10 @@ from vit_jax.trainer import build
 
 DIGITS = 'experiments/vit/digits.py'
 # Other tests take the runs of these as well, and each run is trained once.
-SHARED = ('vit/digits_naflex.py', 'mae/cifar10.py', 'detr/scenes.py')
-# Compiled for long: `make test` evaluates old runs of them, and lowers and traces their steps; in
-# other tests it learns without labels, generates, restores, distills, colorizes and translates.
-DEAR = (
-    'experiments/cappa/scenes.py',
-    'experiments/colorization/cifar10.py',
-    'experiments/colorization/coltran_core.py',
-    'experiments/detr/scenes_panoptic.py',
-    'experiments/dinov2/cifar10.py',
-    'experiments/dinov2/own.py',
-    'experiments/distill/cifar10.py',
-    'experiments/eomt/ade20k.py',
-    'experiments/eomt/scenes.py',
-    'experiments/jit/cifar10.py',
-    'experiments/jit/restore.py',
-    'experiments/meanflow/cifar10.py',
-    'experiments/meanflow/digits.py',
-    'experiments/siglip/scenes.py',
-    'experiments/swin/cifar10.py',
-    'experiments/transfer/cifar10_pretrain.py',
-    'experiments/translate/multi30k.py',
-)
+TRAINED = (DIGITS, 'experiments/mae/cifar10.py')
 # These evaluators read the masks of objects from the source, where batches may hold images alone.
 READERS = ('mean_iou', 'panoptic_quality')
 TRUTH = {'labels', 'segments', 'object_mask'}
-KINDS = one_of_each_kind(DIGITS, *(f'experiments/{path}' for path in SHARED))
-TRAINED = [path for path in KINDS if path not in DEAR]
 OTHERS = [path for path in PATHS if path not in TRAINED]
 
 
@@ -90,11 +67,8 @@ def check_run_folder(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    'path',
-    # `test_golden_batches.py` draws those of every one.
-    [pytest.param(path, marks=[pytest.mark.long] * (path not in KINDS)) for path in OTHERS],
-)
+@pytest.mark.long
+@pytest.mark.parametrize('path', OTHERS)
 def test_steps_take_batches_of_the_data(path):
     training = build.build(load.load(f'{ROOT / path}:smoke'), jax.devices()[:1])
     program, data = training.program, training.data
@@ -107,10 +81,6 @@ def test_steps_take_batches_of_the_data(path):
         {name: ((kind.rows, *s.shape), s.dtype) for name, s in kind.arrays.items()}
         for kind in data.shapes
     ]
-    if path in KINDS:
-        after, metrics = jax.eval_shape(program.train_step, state, batch)
-        assert jax.tree.structure(after) == jax.tree.structure(state)
-        assert metrics['loss'].shape == ()
     views = {name for name in batch if name.endswith('_image')}  # of images that are seen whole
     for name, one in training.evaluations.items():
         truth = TRUTH if training.config.evals[name].get('evaluator') in READERS else set()

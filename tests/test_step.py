@@ -99,9 +99,10 @@ def assert_trees_close(a, b, atol):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ('accum_steps', 'fields'),
-    [(2, {}), pytest.param(4, {'scan': True, 'depth': 2}, marks=pytest.mark.long)],
+    [(2, {}), (4, {'scan': True, 'depth': 2})],
     ids=['blocks', 'scan'],
 )
 def test_accumulation_is_the_large_batch(accum_steps, fields):

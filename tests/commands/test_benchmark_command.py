@@ -84,6 +84,7 @@ def test_train_only(linear, tmp_path, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_adapters_are_timed(digits, capsys, monkeypatch):
     calls, make = [], benchmark.make_train_step
 

@@ -64,7 +64,10 @@ def run(tmp_path_factory):
     return made_once(tmp_path_factory, 'detr_on_coco', train)
 
 
-@pytest.mark.parametrize(('section', 'change'), [('data', {'annotations': []}), ('evals.ap', {})])
+@pytest.mark.parametrize(
+    ('section', 'change'),
+    [('data', {'annotations': []}), pytest.param('evals.ap', {}, marks=pytest.mark.long)],
+)
 def test_missing_annotations_are_refused(tmp_path, capsys, caplog, section, change):
     """Nor measured; the key may be missing, too."""
     write_coco(tmp_path / 'data')

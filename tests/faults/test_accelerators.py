@@ -56,7 +56,10 @@ def train(run_cli, folder, env):
 @pytest.mark.fault(130)
 @pytest.mark.parametrize(
     ('code', 'reason', 'exit_code'),
-    [(FAILS, 'no driver was found', 2), (FAILS_LATE, 'already in use', 1)],  # which may pass
+    [
+        (FAILS, 'no driver was found', 2),
+        pytest.param(FAILS_LATE, 'already in use', 1, marks=pytest.mark.long),  # which may pass
+    ],
     ids=['plugin', 'backend'],
 )
 def test_a_plugin_that_cannot_start_is_one_line(run_cli, tmp_path, plugin, code, reason, exit_code):

@@ -58,6 +58,7 @@ def test_a_full_disk_is_told_at_once_and_the_same_command_goes_on(
 @pytest.mark.slow
 @pytest.mark.process
 @pytest.mark.fault(18)
+@pytest.mark.long
 def test_a_full_disk_takes_one_line(repo, smoke_run, run_cli, tmp_path):
     """Writes that fail after the first one in other threads say nothing."""
     config = f'{repo}/experiments/vit/digits.py:smoke'

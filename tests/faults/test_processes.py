@@ -336,6 +336,7 @@ def hanging(repo, tmp_path_factory):
 
 @pytest.mark.fault(46)
 @pytest.mark.usefixtures('hanging')
+@pytest.mark.long
 def test_a_silent_process_ends_the_job_after_the_heartbeat(repo, tmp_path):
     folder = tmp_path / 'run'
     with two_processes(repo, folder, ENDLESS, heartbeat=5) as processes:
@@ -492,7 +493,8 @@ def write_images(folder, count):
 
 @pytest.mark.fault(39)
 @pytest.mark.fault(132)
-@pytest.mark.parametrize('mistaken', [pytest.param(0, marks=pytest.mark.long), 1])
+@pytest.mark.long
+@pytest.mark.parametrize('mistaken', [0, 1])
 def test_a_mistake_in_one_process_ends_both_alike(repo, tmp_path, mistaken):
     folder = tmp_path / 'run'
     first, second = (f'--step-timeout={-1 if rank == mistaken else 0}' for rank in (0, 1))
@@ -531,7 +533,11 @@ sys.exit(main(sys.argv[1:]))
     ('reason', 'code', 'said'),
     [
         ("UserError('record 7 is damaged')", 2, 'process 1 of 2: record 7 is damaged'),
-        ("ZeroDivisionError('a defect')", 1, 'process 1 of 2 failed (ZeroDivisionError: a defect)'),
+        pytest.param(
+            *("ZeroDivisionError('a defect')", 1),
+            'process 1 of 2 failed (ZeroDivisionError: a defect)',
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_the_reason_of_one_process_is_that_of_all(repo, tmp_path, reason, code, said):

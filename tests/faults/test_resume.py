@@ -216,13 +216,28 @@ def copied_until(step: int, run: pathlib.Path, folder: pathlib.Path) -> None:
     assert steps(folder)[-1] == step
 
 
+ON_SLICES = ['--config.parallel.slices=2', '--config.parallel.fsdp=2']
+PMAP = ['--config.parallel.strategy=pmap']
+
+
 @pytest.mark.fault(7, 8, 47)
-def test_every_layout_goes_on_from_any_other_and_in_another_folder(tmp_path, uninterrupted, capsys):
+@pytest.mark.parametrize(
+    ('plan', 'before'),
+    [
+        ([(PMAP, str(TOTAL + 1))], ['1 x cpu (jit)']),
+        pytest.param(
+            *([(ON_SLICES, '17'), (PMAP, str(TOTAL + 1))], ['4 x cpu', '2 slices (jit)']),
+            marks=pytest.mark.long,
+        ),
+    ],
+    ids=['pmap', 'slices and pmap'],
+)
+def test_every_layout_goes_on_from_any_other_and_in_another_folder(
+    tmp_path, uninterrupted, capsys, plan, before
+):
     copied_until(12, uninterrupted, tmp_path / 'moved-0')
-    on_slices = ['--config.parallel.slices=2', '--config.parallel.fsdp=2']
-    plan = [(on_slices, '17'), (['--config.parallel.strategy=pmap'], str(TOTAL + 1))]
     for i, (layout, stop_at) in enumerate(plan):
-        layout += ['--config.parallel.min_split_size=64', *SELDOM]
+        layout = [*layout, '--config.parallel.min_split_size=64', *SELDOM]
         folder = tmp_path / f'moved-{i}'
         with pytest.MonkeyPatch.context() as patch:
             use_devices(patch, 4)
@@ -230,9 +245,9 @@ def test_every_layout_goes_on_from_any_other_and_in_another_folder(tmp_path, uni
         assert ended == (0 if int(stop_at) > TOTAL else EXIT_PREEMPTED)
         folder.rename(tmp_path / f'moved-{i + 1}')
     output = capsys.readouterr().out
-    assert mentions(output, '1 x cpu (jit)')
-    assert mentions(output, '4 x cpu', '2 slices (jit)')
-    np.testing.assert_allclose(losses(tmp_path / 'moved-2'), losses(uninterrupted), rtol=1e-4)
+    assert mentions(output, '1 x cpu (jit)') and mentions(output, *before)
+    moved = tmp_path / f'moved-{len(plan)}'
+    np.testing.assert_allclose(losses(moved), losses(uninterrupted), rtol=1e-4)
 
 
 # --- a state that is not finite ---
@@ -253,6 +268,7 @@ class Task(classify.Task):
 
 
 @pytest.mark.fault(31)
+@pytest.mark.long
 def test_a_run_that_skips_steps_also_ends_as_if_it_had_never_stopped(
     tmp_path, monkeypatch, one_device, capsys
 ):

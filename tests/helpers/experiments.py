@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import pathlib
 
+from ml_collections import ConfigDict
+
 from vit_jax.config import load, recipes, schema
 from vit_jax.signatures import parameters
 
@@ -49,7 +51,7 @@ def one_of_each_kind(*first: str) -> list[str]:
     Args:
       first: configs that are taken first; the others follow by their number of evaluators.
     """
-    kinds = {path: _kinds(f'{path}:smoke') for path in PATHS}
+    kinds = {path: _kinds(path) for path in PATHS}
     found, seen = [], set()
     for path in [*first, *sorted(PATHS, key=lambda path: -len(kinds[path]))]:
         if not kinds[path] <= seen:
@@ -59,8 +61,13 @@ def one_of_each_kind(*first: str) -> list[str]:
 
 
 @functools.cache
-def _kinds(spec: str) -> set[tuple[str, ...]]:
-    config = load.load(str(ROOT / spec))
+def smoke(path: str) -> ConfigDict:
+    """A config of a smoke size; do not change it."""
+    return load.load(f'{ROOT / path}:smoke')
+
+
+def _kinds(path: str) -> set[tuple[str, ...]]:
+    config = smoke(path)
     model, task = config.model.name, config.task.name
     evaluators = (entry.get('evaluator', '') for entry in config.evals.values())
     return {(model, task), *((task, name) for name in evaluators)}

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 KNOWN = 'TESTS_XLA_KNOWN'
 FORCED_DEVICES = '--xla_force_host_platform_device_count'
 # Programs of tests are compiled once and run for milliseconds, so compiling them is most of the
-# suite's time; this way it takes a fifth. TESTS_XLA=default compiles as users do, which is how
-# `make test` runs the tests marked `parity`; TESTS_XLA=known leaves out the flags that an XLA other
-# than the pinned one does not know, for it would abort.
+# suite's time; this way it takes a fifth. Tests marked `parity` compile as users do, unless
+# TESTS_XLA is quick; all do so if it is default. TESTS_XLA=known leaves out the flags that an XLA
+# other than the pinned one does not know, for it would abort.
 QUICK = (
     '--xla_backend_optimization_level=0',
     '--xla_cpu_opt_preset=FAST_COMPILE',
     '--xla_cpu_use_fusion_emitters=false',
     '--xla_cpu_parallel_codegen_split_count=1',
 )
+# XLA's own values of these flags.
+USUAL = {
+    'xla_backend_optimization_level': 3,
+    'xla_cpu_opt_preset': 'CPU_OPT_PRESET_DEFAULT',
+    'xla_cpu_use_fusion_emitters': True,
+    'xla_cpu_parallel_codegen_split_count': 32,
+}
 
 
 def xla_flags(devices: int) -> str:
@@ -29,6 +39,24 @@ def xla_flags(devices: int) -> str:
     given = os.environ.get('XLA_FLAGS', '').split()
     others = [flag for flag in given if not flag.startswith((FORCED_DEVICES, *QUICK))]
     return ' '.join([*others, *_quick(), f'{FORCED_DEVICES}={devices}'])
+
+
+@contextlib.contextmanager
+def as_users_do() -> Iterator[None]:
+    """Compiles with XLA's own values of flags, here and in processes that are started."""
+    from jax._src import compiler  # whose flags conftest sets before
+
+    make, given = compiler.get_compile_options, os.environ['XLA_FLAGS']
+    usual = {name: value for name, value in USUAL.items() if f'--{name}=' in given}
+
+    def options(*args: Any, env_options_overrides: Any = None, **kwargs: Any) -> Any:
+        overrides = {**usual, **(env_options_overrides or {})}
+        return make(*args, env_options_overrides=overrides, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiler, 'get_compile_options', options)
+        patch.setenv('TESTS_XLA', 'default')
+        yield
 
 
 def _quick() -> tuple[str, ...]:

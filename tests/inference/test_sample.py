@@ -88,7 +88,8 @@ def test_mistakes_of_calls():
 
 def test_a_model_that_has_diverged_makes_no_images():
     run = trained(steps=1)
-    run = dataclasses.replace(run, params=jax.tree.map(lambda x: x * np.nan, run.params))
+    params = jax.tree.map(lambda x: np.full(x.shape, np.nan, x.dtype), run.params)
+    run = dataclasses.replace(run, params=params)
     image = {'image': np.zeros((8, 8, 3), np.uint8)}
     for make in (
         lambda: next(sample.sample(run, (1,), devices=jax.devices()[:1])),

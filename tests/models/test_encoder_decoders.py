@@ -26,7 +26,7 @@ MODELS = {
     'scaled_dot_product': dataclasses.replace(LSTM, attention='scaled_dot_product', depth=1),
 }
 # The equations of its scores are tested in test_rnn_seq2seq.py.
-ALIKE = {'scaled_dot_product': pytest.mark.long}
+ALIKE = dict.fromkeys(('dot_product', 'scaled_dot_product', 'post-norm'), pytest.mark.long)
 every_model = pytest.mark.parametrize(
     'model', [pytest.param(m, id=name, marks=ALIKE.get(name, ())) for name, m in MODELS.items()]
 )

@@ -23,11 +23,8 @@ MODELS = {
     ),
     'eomt': eomt.Model(**SIZE, num_queries=3, query_blocks=1, attention='xla'),
 }
-DEAR = (
-    'eomt',
-    'vit',
-    'vit-float16',
-)  # in which nothing is derived in another way than in the others
+# In which nothing is derived in another way than in the others; `test_lowering` derives Swin, too.
+DEAR = ('eomt', 'swin', 'vit', 'vit-float16')
 
 
 def test_only_kernels_have_rules_that_forbid_forward_mode():
@@ -62,6 +59,7 @@ def test_both_modes_agree(name):
     np.testing.assert_allclose(uhv, vhu, rtol=rtol)
 
 
+@pytest.mark.long
 def test_a_jacobian_by_forward_mode_is_that_by_reverse_mode():
     model, images = MODELS['vit'], images_like(1, 16, 16, 3)
     params = drawn(model, images)

@@ -79,9 +79,14 @@ def broken(monkeypatch, name):
     ('call', 'block'),
     [
         (CALL, 0),
-        (CALL._replace(dtype='bfloat16', layout=(2, 1), masked=True, rate=0.3), 0),
-        (CALL._replace(dtype='bfloat16', keys=200, layout=(1, 2), segmented=True), 128),
-        (CALL._replace(dtype='bfloat16', layout=(1, 1, 1), causal=True), 0),
+        *(
+            pytest.param(CALL._replace(dtype='bfloat16', **fields), block, marks=pytest.mark.long)
+            for fields, block in (
+                ({'layout': (2, 1), 'masked': True, 'rate': 0.3}, 0),
+                ({'keys': 200, 'layout': (1, 2), 'segmented': True}, 128),
+                ({'layout': (1, 1, 1), 'causal': True}, 0),
+            )
+        ),
     ],
 )
 def test_an_intact_kernel_differs_by_rounding(call, block):

@@ -64,7 +64,7 @@ def assert_equal(found, expected, atol=2e-5):
         (1, 2, 64),
         pytest.param(49, 5, 32, marks=pytest.mark.long),
         pytest.param(50, 2, 64, marks=pytest.mark.long),
-        (50, 3, 128),
+        pytest.param(50, 3, 128, marks=pytest.mark.long),
         pytest.param(50, 12, 32, marks=pytest.mark.long),
         pytest.param(196, 2, 80, marks=pytest.mark.long),
         (197, 3, 64),
@@ -84,7 +84,7 @@ def test_values_and_gradients_are_those_of_attention(tokens, num_heads, size):
     ('tokens', 'keys', 'num_heads', 'size', 'layout', 'masked', 'causal'),
     [
         (1, 7, 2, 64, 'q kv', False, False),
-        (7, 1, 1, 32, 'q k v', True, False),
+        pytest.param(7, 1, 1, 32, 'q k v', True, False, marks=pytest.mark.long),
         (7, 7, 4, 32, 'qkv', True, True),
         pytest.param(50, 50, 2, 80, 'qkv', False, True, marks=pytest.mark.long),
         pytest.param(50, 50, 4, 64, 'qk v', True, False, marks=pytest.mark.long),
@@ -111,7 +111,11 @@ def test_masks_and_other_keys(tokens, keys, num_heads, size, layout, masked, cau
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ('queries', 'keys', 'layout', 'causal'),
-    [(50, 50, 'qkv', False), (50, 50, 'qk v', True), (3, 50, 'q kv', False)],
+    [
+        pytest.param(50, 50, 'qkv', False, marks=pytest.mark.long),
+        (50, 50, 'qk v', True),
+        (3, 50, 'q kv', False),
+    ],
 )
 def test_queries_see_the_keys_of_their_segment(queries, keys, layout, causal):
     projected = random(2, queries, 2, 64, layout=layout, keys=keys)
@@ -132,7 +136,7 @@ def test_queries_see_the_keys_of_their_segment(queries, keys, layout, causal):
         pytest.param(50, 50, 4, 64, 'qkv', {}, marks=pytest.mark.long),
         (7, 9, 2, 80, 'q kv', {}),
         (50, 50, 8, 32, 'qk v', {'mask': jnp.arange(50)[None] < jnp.array([[40], [50]])}),
-        (9, 9, 1, 16, 'qkv', {'causal': True}),
+        pytest.param(9, 9, 1, 16, 'qkv', {'causal': True}, marks=pytest.mark.long),
     ],
 )
 def test_weights_are_dropped(tokens, keys, num_heads, size, layout, options):
@@ -161,7 +165,11 @@ def test_it_does_not_matter_which_projections_come_together():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    'options', [{}, {'mask': jnp.arange(197)[None] < jnp.array([[90], [197]])}]
+    'options',
+    [
+        pytest.param({}, marks=pytest.mark.long),
+        {'mask': jnp.arange(197)[None] < jnp.array([[90], [197]])},
+    ],
 )
 def test_in_half_precision_it_is_as_far_from_the_truth_as_attention_is(options):
     qkv = random(2, 197, 2, 64, jnp.bfloat16)
@@ -239,7 +247,7 @@ def test_memory_grows_with_tokens_and_width():
         pytest.param(300, 300, 4, 64, 'qkv', False, False, marks=pytest.mark.long),
         (256, 256, 2, 16, 'qk v', True, True),
         (150, 70, 4, 32, 'q kv', True, False),
-        (129, 129, 8, 80, 'qkv', False, True),
+        pytest.param(129, 129, 8, 80, 'qkv', False, True, marks=pytest.mark.long),
         pytest.param(7, 300, 2, 64, 'q k v', True, False, marks=pytest.mark.long),
         pytest.param(4096, 4096, 1, 64, 'qkv', True, False, marks=pytest.mark.long),
     ],

@@ -68,7 +68,7 @@ def results(attention, layout, *shape, num_heads=2, dim=16, dtype=jnp.float32):
         ((8, 8, 4, True), 1, {'num_heads': 4, 'dim': 128}, (8, 4, 16, 384)),
         pytest.param((2, 4, 3, True), 8, {}, (1, 2, 4, 48), marks=pytest.mark.long),
         # Windows whose rows are padded to tiles: of 7 tokens to 8, but of 3 not to 8.
-        ((14, 21, 7, True), 1, {}, (8, 6, 56, 48)),
+        pytest.param((14, 21, 7, True), 1, {}, (8, 6, 56, 48), marks=pytest.mark.long),
         pytest.param((9, 14, 7, False), 8, {}, (1, 4, 56, 48), marks=pytest.mark.long),
     ],
 )
@@ -127,7 +127,9 @@ def test_a_step_is_the_same_in_every_layout(calls, monkeypatch, layout, rows):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('axis', 'causal'), [('row', True), ('column', False)])
+@pytest.mark.parametrize(
+    ('axis', 'causal'), [('row', True), pytest.param('column', False, marks=pytest.mark.long)]
+)
 def test_lines_of_a_grid_are_windows(calls, axis, causal):
     draw = np.random.default_rng(0).normal
     x, context = (draw(size=(2, 3, 5, width)).astype(np.float32) for width in (16, 6))
@@ -154,7 +156,7 @@ def test_lines_of_a_grid_are_windows(calls, axis, causal):
     ('shape', 'heads', 'dtype', 'shifted', 'most'),
     [
         ((2, 6, 49, 96), 3, 'float32', True, 1e-5),
-        ((2, 6, 49, 96), 3, 'float32', False, 1e-5),
+        pytest.param((2, 6, 49, 96), 3, 'float32', False, 1e-5, marks=pytest.mark.long),
         pytest.param((2, 4, 49, 256), 8, 'float32', True, 1e-5, marks=pytest.mark.long),
         pytest.param((2, 4, 49, 256), 8, 'float32', False, 1e-5, marks=pytest.mark.long),
         ((2, 4, 49, 64), 2, 'bfloat16', True, check.TOLERANCE / 2),

@@ -51,7 +51,7 @@ LAYOUTS = {
 }
 SYSTEMS = {'separable': toys, 'coupled': contrastive}
 RHO, ALPHA = 0.5, 0.4
-FEW = [('separable', 'fsdp', 2), ('coupled', 'pmap', 2)]
+FEW = [('coupled', 'pmap', 2)]
 REST = [
     (system, name, steps)
     for system in SYSTEMS

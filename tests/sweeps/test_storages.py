@@ -149,6 +149,7 @@ def test_postgres_two_workers_run_each_point_exactly_once(tmp_path, repo, postgr
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_postgres_a_trial_of_a_killed_worker_is_taken_up(tmp_path, repo, postgres):
     made = make(tmp_path, postgres, space={'optim.lr': log_uniform(1e-4, 0.1)}, trials=3)
     log = tmp_path / 'log.txt'

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from helpers import contrastive
 from helpers.applies import Given
-from helpers.experiments import PATHS, ROOT
+from helpers.experiments import PATHS, ROOT, smoke
 
 from vit_jax import step
 from vit_jax.config import load, objects
@@ -55,8 +55,7 @@ def test_a_task_without_a_loss_or_of_another_base_is_refused():
 def first_of_each_task():
     found = {}
     for path in PATHS:
-        config = load.load(f'{ROOT / path}:smoke')
-        found.setdefault(config.task.name, config)
+        found.setdefault(smoke(path).task.name, smoke(path))
     return found
 
 
@@ -76,13 +75,15 @@ def examples_of(name):
     return task, outputs, batch
 
 
+# In `make test`: losses of each kind. Tests of others compare parts of a batch with the whole.
+CHECKED = ('classify', 'distill', 'generate', 'lejepa', 'reconstruct', 'siglip', 'translate')
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     'name',
     [
-        pytest.param(name, marks=pytest.mark.long)
-        if name in ('colorize', 'coltran', 'detect', 'detect_groups', 'segment', 'segment_panoptic')
-        else name
+        pytest.param(name, marks=[pytest.mark.long] * (name not in CHECKED))
         for name in sorted(first_of_each_task())
     ],
 )

@@ -82,6 +82,7 @@ def stepped(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', [pytest.param('jit', marks=pytest.mark.long), 'pmap'])
+@pytest.mark.long
 def test_eight_devices_take_the_step_of_one(name):
     (metrics, grads), (found, ours) = stepped('one'), stepped(name)
     assert found == pytest.approx(metrics, rel=1e-4)

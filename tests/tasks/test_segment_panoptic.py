@@ -172,6 +172,7 @@ def test_gradient_of_the_model_equals_that_of_transformers_on_padded_images():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_loss_of_parts_adds_up_to_that_of_the_whole(outputs, batch):
     loss, means = total(outputs, batch)
     parts = [jax.tree.map(lambda x, i=i: x[i::2], (outputs, batch)) for i in (0, 1)]
@@ -208,6 +209,7 @@ def test_predictions(batch):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_evaluation_counts_every_image_once_whatever_the_batches(outputs, batch):
     @jax.jit
     def evaluate(outputs, batch):

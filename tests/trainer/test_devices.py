@@ -40,6 +40,8 @@ LAYOUTS = {
     'pmap': {'strategy': 'pmap'},
     'slices': {'slices': 2, 'fsdp': 2, 'min_split_size': 64},
 }
+# `all axes` computes by `jit`, and other tests train on several slices.
+DEAR = ('jit', 'slices')
 EIGHT = [name for name in LAYOUTS if name != 'one']
 MODEL = vit.Model(
     num_classes=CLASSES,
@@ -111,10 +113,10 @@ def training(name):
     return Training(**LAYOUTS[name])
 
 
-# `all axes` has its parameters split, too, and `test_step_layouts` several slices.
+# `all axes` has its parameters split, too.
 every_layout = pytest.mark.parametrize(
     'name',
-    [pytest.param(x, marks=[pytest.mark.long] * (x in ('fsdp', 'slices'))) for x in EIGHT],
+    [pytest.param(x, marks=[pytest.mark.long] * (x in (*DEAR, 'fsdp'))) for x in EIGHT],
 )
 
 
@@ -137,7 +139,9 @@ def test_the_first_state_is_the_same_to_the_bit(name):
         np.testing.assert_array_equal(value, expected[path], err_msg=path)
 
 
-@pytest.mark.parametrize('name', LAYOUTS)
+@pytest.mark.parametrize(
+    'name', [pytest.param(x, marks=[pytest.mark.long] * (x in DEAR)) for x in LAYOUTS]
+)
 def test_steps_leave_the_state_where_it_was_put(name):
     """Whoever puts it elsewhere has the step compiled twice."""
     run = training(name)
@@ -191,8 +195,11 @@ def test_tensor_rules_place_what_they_name():
 @pytest.mark.parametrize(
     ('first', 'second'),
     [
-        *(('pmap', 'fsdp'), ('fsdp', 'pmap'), ('jit', 'one')),
-        *(('jit', 'slices'), ('slices', 'jit')),
+        *(('pmap', 'fsdp'), ('fsdp', 'pmap')),
+        *(
+            pytest.param(*names, marks=pytest.mark.long)
+            for names in (('jit', 'one'), ('jit', 'slices'), ('slices', 'jit'))
+        ),
     ],
 )
 def test_a_run_goes_on_under_another_layout(first, second):
@@ -209,7 +216,7 @@ def test_a_run_goes_on_under_another_layout(first, second):
         assert float(value) == pytest.approx(float(expected[name]), rel=2e-5), name
 
 
-@pytest.mark.parametrize('name', ['one', 'jit', 'fsdp', 'pmap'])
+@pytest.mark.parametrize('name', ['one', 'fsdp', 'pmap'])
 def test_evaluation_counts_each_of_30_examples_once(name):
     """In two batches of 16, of which the second is padded."""
     layout, params = training(name).layout, training('one').final.ema
@@ -223,8 +230,8 @@ def test_evaluation_counts_each_of_30_examples_once(name):
     got = evaluate.evaluate(steps, placed, data.eval_batches())
 
     examples = [data.source[i] for i in range(30)]
-    images = jnp.stack([(jnp.asarray(e['image']) - 127.5) / 127.5 for e in examples])
-    logits = np.asarray(MODEL.apply(variables, images)['logits'], np.float64)
+    images = np.stack([(np.float32(e['image']) - 127.5) / 127.5 for e in examples])
+    logits = np.asarray(jax.jit(MODEL.apply)(variables, images)['logits'], np.float64)
     labels = np.array([e['label'] for e in examples])
     logp = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     assert got['accuracy'] * 30 == pytest.approx((logits.argmax(-1) == labels).sum(), abs=1e-9)

@@ -204,6 +204,7 @@ def test_an_encoder_starts_a_model_with_other_parts(trained, config, tmp_path, c
 
 
 @pytest.mark.usefixtures('one_device')
+@pytest.mark.long
 def test_a_resumed_run_ends_as_an_uninterrupted_one_and_needs_no_file(config, tmp_path, capsys):
     random_npz(tmp_path / 'a.npz')
     config.init = {'from': str(tmp_path / 'a.npz'), 'posemb': 'bilinear'}

@@ -163,6 +163,7 @@ def test_stopped_and_resumed_is_uninterrupted(tmp_path: pathlib.Path, whole: pat
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_devices_do_not_show(tmp_path: pathlib.Path, whole: pathlib.Path) -> None:
     eight = train.train(get_config(), tmp_path)
     assert eight == pytest.approx(result_of(whole), rel=1e-5)
