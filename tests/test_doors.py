@@ -41,7 +41,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('one_device')]
 
 ROWS = {row.name: row for row in doors.rows()}
 WITHOUT_IMAGES = 'run_(reverse|rnn|seq2seq)|.*text_encoder.*'
-TOWERS = '.*(clip|siglip).*'
+TOWERS = '.*(clip|siglip|tips).*'
 HEADLESS = (
     '(authors|transformers)_dinov3.*|authors_dinov2|sam.*|transformers_(vision_tower|yolos|radio)'
 )
@@ -54,7 +54,7 @@ REFUSED: dict[str, dict[str, str]] = {
     'predict': {
         'run_(reverse|rnn|seq2seq)': 'was not trained on images',
         '.*text_encoder.*': "predictions of task 'classify_text' cannot be shown",
-        '(?!run).*(clip|siglip).*': 'vocabulary',
+        '(?!run).*(clip|siglip|tips).*': 'vocabulary',
         HEADLESS: 'the model has no head',
     },
     'embed': {

@@ -126,6 +126,12 @@ CHECKED = {
         '1e-5',
         ('transformers_text_tower',),
     ),
+    'tips': Checked(
+        "transformers' TIPSv2",
+        f'{TESTS}/test_transformers_tips.py',
+        '1e-5',
+        ('transformers_tips',),
+    ),
     'vit': Checked(
         'the code of each [family](checkpoint_families.md#read)',
         f'{TESTS}/test_transformers_forms.py',

@@ -31,6 +31,7 @@ from vit_jax.models import (
     swin,
     swin_v2,
     text_encoder,
+    tips,
     vit,
 )
 from vit_jax.trainer.train import train
@@ -79,6 +80,7 @@ MODELS = {
     'siglip': siglip.Model(**TOWERS),
     'siglip_naflex': siglip_naflex.Model(**TOWERS, pos_grid=8),
     'clip': clip.Model(**TOWERS, eos=8, no_bias='patch_embed'),
+    'tips': tips.Model(**TOWERS | {'text_width': 32}),
     'text_encoder': text_encoder.Model(num_classes=3, **WORDS),
 }
 # Models of families that write none, or not by default, by family: the model, and its form.
@@ -127,13 +129,13 @@ TASKS = {
     **{
         'dpt': 'depth',
         'eomt': 'segment',
-        **dict.fromkeys(('siglip', 'siglip_naflex', 'clip'), 'siglip'),
+        **dict.fromkeys(('siglip', 'siglip_naflex', 'clip', 'tips'), 'siglip'),
     },
 }
 # Inputs of models that take more than images, or none.
 IMAGES = jax.ShapeDtypeStruct((1, 32, 32, 3), np.float32)
 TEXTS = jax.ShapeDtypeStruct((1, 4), np.int32)
-INPUTS = dict.fromkeys(('siglip', 'siglip_naflex', 'clip'), (IMAGES, TEXTS))
+INPUTS = dict.fromkeys(('siglip', 'siglip_naflex', 'clip', 'tips'), (IMAGES, TEXTS))
 INPUTS['text_encoder'] = (TEXTS,)
 # Of images whose shape is kept.
 KEPT = "resize_small(64, max=107, rounding='down')"

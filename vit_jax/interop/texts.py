@@ -17,6 +17,7 @@ from vit_jax.storage.model_ref import TOWERS
 FIELD = 'caption'
 _SIGLIP = "canonicalize('{field}')|tokenize('{field}', {length}, pad='eos')"
 _SIGLIP2 = "lower('{field}')|tokenize('{field}', {length}, pad='pad')"
+_TIPS = "lower('{field}')|tokenize('{field}', {length}, pad='pad', end=False)"
 _UNREAD = 'its tokenizer is not read: OpenCLIP also preprocesses texts in other ways'
 _CLIP = "tokenize('{field}', {length})"
 # Tokenizer classes of transformers for the files.
@@ -24,7 +25,7 @@ _CLASSES = dict(
     zip(TOKENIZERS, ('SiglipTokenizer', 'GemmaTokenizer', 'Siglip2Tokenizer'), strict=True)
 )
 _PREFIXES = {
-    'vision': ('vision_model.', 'visual_projection.'),
+    'vision': ('vision_model.', 'visual_projection.', 'vision_encoder.'),
     'text': ('text_model.', 'text_projection.'),
 }
 
@@ -32,14 +33,17 @@ _PREFIXES = {
 def with_tokenizer(imported: TrainedModel, extra: Mapping[str, Any]) -> TrainedModel:
     """Set the vocabulary next to the weights, and transforms for texts.
 
-    SigLIP pads texts by repeating the end token; SigLIP 2 pads with the id 0, and was trained on
-    lowercase text. CLIP's tokenizer lowercases texts, and its padding has no effect.
+    SigLIP pads texts by repeating the end token; SigLIP 2 and TIPSv2 pad with the id 0, and were
+    trained on lowercase text, TIPSv2 without an end token. CLIP's tokenizer lowercases texts, and
+    its padding has no effect.
     """
     if imported.settings.model.name == 'open_clip' and not _ends(imported):
         return imported.with_notes(_UNREAD)
     file, (length,) = extra[TOKENIZER], imported.spec[FIELD].shape
     text_transforms = _SIGLIP if Path(file).name == TOKENIZERS[0] else _SIGLIP2
     text_transforms = _CLIP if _ends(imported) else text_transforms
+    if imported.settings.model.name == 'tips':
+        text_transforms = _TIPS
     data = imported.config.data
     text = '|'.join(
         filter(None, (data.transforms, text_transforms.format(field=FIELD, length=length)))
@@ -57,6 +61,7 @@ def tokenizer_files(imported: TrainedModel) -> dict[str, bytes]:
         return {}
     (length,) = imported.spec[FIELD].shape
     kind = _class_of_clip(imported) if _ends(imported) else _CLASSES[file.name]
+    kind = 'Tipsv2Tokenizer' if imported.settings.model.name == 'tips' else kind
     config = {'tokenizer_class': kind, 'model_max_length': length}
     return {file.name: file.read_bytes(), TOKENIZER_CONFIG: json.dumps(config, indent=2).encode()}
 

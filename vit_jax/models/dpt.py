@@ -1,6 +1,6 @@
-"""DPT: a ViT with convolutions that predict the depth of every pixel.
+"""DPT: a ViT with convolutions that predict depth, normals or classes of every pixel.
 
-Ranftl et al., 2021, arXiv:2103.13413; Depth Anything, Yang et al., 2024, arXiv:2401.10891.
+Ranftl et al., 2021, arXiv:2103.13413; Depth Anything, Yang et al., 2024, arXiv:2401.10891; TIPSv2.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -28,6 +27,8 @@ from vit_jax.nn.patches import patch_grid
 from vit_jax.ops.resize import align_corners_matrix, linear_matrix
 
 READOUTS = ('ignore', 'add', 'project')
+DEPTH, NORMALS, CLASSES = 'depth', 'normals', 'classes'
+FUSION = 'fusion'  # in `no_bias`
 # The fields of the ViT.
 BACKBONE = (
     *('patch_size', 'width', 'depth', 'mlp_dim', 'num_heads', 'registers', 'dropout', 'no_bias'),
@@ -43,7 +44,9 @@ class Model(base.PatchModel):
     """DPT on a plain ViT. Images of any size that whole patches tile, square or not.
 
     Attributes:
-      patch_size, width, depth, mlp_dim, num_heads, registers, dropout, no_bias: See `vit.Model`.
+      num_classes: Number of classes, for the output 'classes'.
+      patch_size, width, depth, mlp_dim, num_heads, registers, dropout: See `vit.Model`.
+      no_bias: Layers without biases, see `vit.Model`; 'fusion' for residual convolutions of maps.
       class_token: Whether the ViT has a class token.
       maps: Layer, factor and channels of each map that the head reads, in order of layers: 1 is the
         first block, the last is `depth`. The map's side is `factor` times that of the grid of
@@ -51,12 +54,17 @@ class Model(base.PatchModel):
         Anything; not in DPT).
       readout: What each patch takes from the class token: 'ignore' for nothing, 'add' for the sum,
         or 'project' for a dense layer of both.
+      readout_gelu: GELU of 'project'; None for the blocks'.
       fusion_width: Channels of all maps when they are added up, from the deepest.
-      head_width: Channels before the depth.
+      output: 'depth', 'normals' or 'classes' of pixels.
+      head_width: Channels before the output; 0 for a linear layer of the maps, which are then not
+        enlarged to the output (TIPSv2).
       fits_image: Whether maps are enlarged to the size of the next one, and depth to the image's
         (Depth Anything), instead of twice their size; the same for patches of 16 pixels and an
         even grid.
       max_depth: Largest depth, which a sigmoid approaches; None for a ReLU.
+      bins: Number, least and largest of the depths whose average is the output (AdaBins,
+        arXiv:2011.14141); the least is also added to their weights. Empty for no bins.
       block, positions: See `vit.Model`; neither norms after the sums nor relative positions.
       remat, attention, dtype: See `vit.Model`.
 
@@ -64,6 +72,7 @@ class Model(base.PatchModel):
       UserError: for an invalid field, or images that do not fit the patches or `pos_embed`.
     """
 
+    num_classes: int | None = None
     patch_size: int = 14
     width: int = 384
     depth: int = 12
@@ -80,10 +89,13 @@ class Model(base.PatchModel):
         (12, 0.5, 384),
     )
     readout: str = 'ignore'
+    readout_gelu: str | None = None
     fusion_width: int = 64
+    output: str = DEPTH
     head_width: int = 32
     fits_image: bool = True
     max_depth: float | None = None
+    bins: tuple[float, ...] = ()
     block: BlockFields = BlockFields()
     positions: PositionFields = PositionFields()
     remat: bool | str = False
@@ -91,18 +103,18 @@ class Model(base.PatchModel):
     dtype: str = 'float32'
 
     effects: ClassVar = {
-        **dict.fromkeys(('maps', 'fits_image', 'readout'), 'binding'),
-        'max_depth': 'noted',
+        **dict.fromkeys(('maps', 'fits_image', 'readout', 'readout_gelu', 'output'), 'binding'),
+        **dict.fromkeys(('max_depth', 'bins'), 'noted'),
     }
+    head_layers: ClassVar[tuple[str, ...]] = ('decoder/values',)
 
     def __post_init__(self) -> None:
-        check_counts(self, 'fusion_width', 'head_width')
+        check_counts(self, 'fusion_width')
         check_choice('readout', self.readout, READOUTS)
         self._check_maps()
+        self._check_output()
         if self.readout != 'ignore' and not self.class_token:
             raise UserError(f'readout={self.readout!r} needs a class token: set class_token=True')
-        if self.max_depth is not None and self.max_depth <= 0:
-            raise UserError(f'max_depth must be positive, not {self.max_depth}')
         if self.block.norm_place == 'post' or self.positions.kind == 'relative':
             raise UserError(
                 "a DPT has no block.norm_place 'post', and no positions.kind 'relative'"
@@ -122,6 +134,28 @@ class Model(base.PatchModel):
             if factor <= 0 or (factor % 1 and (1 / factor) % 1):
                 raise UserError(f'maps={self.maps}: factors must be N or 1 / N for whole numbers N')
 
+    def _check_output(self) -> None:
+        check_choice('output', self.output, (DEPTH, NORMALS, CLASSES))
+        if self.readout_gelu is not None:
+            check_choice('readout_gelu', self.readout_gelu, GELUS)
+        if self.head_width < 0:
+            raise UserError(f'head_width must be at least 0, not {self.head_width}')
+        if self.max_depth is not None and self.max_depth <= 0:
+            raise UserError(f'max_depth must be positive, not {self.max_depth}')
+        if self.bins:
+            count, least, largest = (*self.bins, 0, 0, 0)[:3]
+            if len(self.bins) != 3 or count % 1 or count < 2 or not 0 < least < largest:
+                raise UserError(
+                    f'bins={self.bins}: give their number, and the least and the largest depth, '
+                    'such as (256, 0.001, 10.0)'
+                )
+
+    @property
+    def channels(self) -> int:
+        """Number of values of a pixel before they become the output."""
+        count = int(self.bins[0]) if self.bins else 1
+        return {DEPTH: count, NORMALS: 3, CLASSES: self.num_classes or 0}[self.output]
+
     @property
     def hidden_layers(self) -> tuple[int, ...]:
         """Numbers of the layers whose tokens the head reads."""
@@ -135,6 +169,7 @@ class Model(base.PatchModel):
     def backbone_module(self) -> Tokens:
         """Make the module of the ViT, which is not bound."""
         fields = {name: getattr(self, name) for name in BACKBONE}
+        fields['no_bias'] = tuple(layer for layer in self.no_bias if layer != FUSION)
         pool = PoolFields('cls' if self.class_token else 'gap')
         return Tokens(**fields, pool=pool, hidden_layers=self.hidden_layers, parent=None)
 
@@ -167,22 +202,28 @@ class Model(base.PatchModel):
         dtype = jnp.dtype(self.dtype)
         self.vit = self.backbone_module()
         nn.share_scope(self, self.vit)  # its parameters are at the top level, as in a ViT
+        gelu = self.readout_gelu or self.block.gelu
         self.reassemble = [
-            Reassemble(channels, factor, self.readout, self.block.gelu, dtype)
+            Reassemble(channels, factor, self.readout, gelu, dtype)
             for _, factor, channels in self.maps
         ]
         self.neck = [_conv(self.fusion_width, 3, dtype, use_bias=False) for _ in self.maps]
-        self.fusion = [Fusion(dtype) for _ in self.maps]
-        self.depth_head = DepthHead(self.head_width, self.max_depth, dtype)
+        self.fusion = [Fusion(FUSION not in self.no_bias, dtype) for _ in self.maps]
+        activates = self.output == DEPTH
+        self.decoder = Decoder(self.head_width, self.channels, activates, dtype)
 
     def __call__(
         self, images: Float[Array, 'B H W C'], train: bool = False
-    ) -> dict[str, Float[Array, 'B h w']]:
-        """Predict the depth of normalized images.
+    ) -> dict[str, Float[Array, 'B h w *C']]:
+        """Predict the `output` for normalized images.
+
+        Maps have the image's size, except without `fits_image`: 16 times the rows and columns of
+        patches, and half of that without `head_width`.
 
         Returns:
-          depth: [B h w] in float32, of the image's size, except without `fits_image`: 16 times the
-            rows and columns of patches. What it measures is a matter of the task.
+          depth: [B h w] in float32. What it measures is a matter of the task.
+          normals: [B h w 3], not of length 1.
+          logits: [B h w num_classes].
         """
         grid = patch_grid(images.shape[1], images.shape[2], self.patch_size)
         maps = []
@@ -195,7 +236,19 @@ class Model(base.PatchModel):
         for fuse, residual, enlarged in zip(self.fusion[1:], maps[1:], sizes[1:], strict=True):
             x = fuse(x, residual, enlarged)
         size = images.shape[1:3] if self.fits_image else (2 * x.shape[1], 2 * x.shape[2])
-        return {'depth': self.depth_head(x, size)}
+        values = self.decoder(x, size)
+        if self.output != DEPTH:
+            return {'normals' if self.output == NORMALS else 'logits': values}
+        return {'depth': self._depth(values)}
+
+    def _depth(self, values: Float[Array, 'B h w K']) -> Float[Array, 'B h w']:
+        if self.bins:
+            count, least, largest = self.bins
+            weights = nn.relu(values) + least
+            depths = jnp.linspace(least, largest, int(count))
+            return (weights @ depths) / weights.sum(-1)
+        depth = values[..., 0]
+        return nn.relu(depth) if self.max_depth is None else self.max_depth * nn.sigmoid(depth)
 
 
 class Tokens(vit.Model):
@@ -300,19 +353,22 @@ class Enlarge(nn.Module):
 class ResidualUnit(nn.Module):
     """x + conv2(relu(conv1(relu(x)))), convolutions of 3 x 3."""
 
+    use_bias: bool
     dtype: Any
 
     @nn.compact
     def __call__(self, x: Float[Array, 'B H W C']) -> Float[Array, 'B H W C']:
         y = x
         for i in (1, 2):
-            y = _conv(x.shape[-1], 3, self.dtype, name=f'conv{i}')(nn.relu(y))
+            conv = _conv(x.shape[-1], 3, self.dtype, use_bias=self.use_bias, name=f'conv{i}')
+            y = conv(nn.relu(y))
         return x + y
 
 
 class Fusion(nn.Module):
     """Add the map of a layer to the sum of the deeper ones, and enlarge it (figure 1, right)."""
 
+    use_bias: bool
     dtype: Any
 
     @nn.compact
@@ -325,23 +381,33 @@ class Fusion(nn.Module):
         """Fuse maps; `size` is twice the map's by default, the first has no `residual`."""
         if residual is not None:
             residual = resize(residual, x.shape[1:3], linear_matrix)
-            x = x + ResidualUnit(self.dtype, name='unit1')(residual)
-        x = ResidualUnit(self.dtype, name='unit2')(x)
+            x = x + ResidualUnit(self.use_bias, self.dtype, name='unit1')(residual)
+        x = ResidualUnit(self.use_bias, self.dtype, name='unit2')(x)
         x = resize(x, size or (2 * x.shape[1], 2 * x.shape[2]), align_corners_matrix)
         return _conv(x.shape[-1], 1, self.dtype, name='projection')(x)
 
 
-class DepthHead(nn.Module):
-    """Three convolutions, the last two at the output's size."""
+class Decoder(nn.Module):
+    """Convolutions from the sum of maps to values of pixels.
+
+    Attributes:
+      width: Channels before the values; 0 for a linear layer without enlarging the map.
+      channels: Values of a pixel.
+      activates: Whether a ReLU comes before the linear layer.
+    """
 
     width: int
-    max_depth: float | None
+    channels: int
+    activates: bool
     dtype: Any
 
     @nn.compact
-    def __call__(self, x: Float[Array, 'B H W C'], size: Sequence[int]) -> Float[Array, 'B h w']:
-        x = _conv(x.shape[-1] // 2, 3, self.dtype, name='conv1')(x)
+    def __call__(self, x: Float[Array, 'B H W C'], size: Sequence[int]) -> Float[Array, 'B h w K']:
+        values = _conv(self.channels, 1, jnp.float32, name='values')
+        width = x.shape[-1]
+        if not self.width:
+            x = _conv(width, 3, self.dtype, name='conv1')(x)
+            return values(nn.relu(x) if self.activates else x)
+        x = _conv(width // 2, 3, self.dtype, name='conv1')(x)
         x = resize(x, size, align_corners_matrix)
-        x = nn.relu(_conv(self.width, 3, self.dtype, name='conv2')(x))
-        x = _conv(1, 1, jnp.float32, name='conv3')(x)[..., 0]
-        return nn.relu(x) if self.max_depth is None else self.max_depth * jax.nn.sigmoid(x)
+        return values(nn.relu(_conv(self.width, 3, self.dtype, name='conv2')(x)))

@@ -117,6 +117,7 @@ class Model(base.Model):
     first_layer = '^image/patch_embed/'
     image_method = 'embed_images'
     tower: ClassVar[type[Any]] = vit.Model
+    text_class: ClassVar[type[Any]] = text_encoder.Model
     pools: ClassVar[tuple[str, ...]] = POOLS
     # Whether the heads of both towers, and the logits, have biases.
     biases: ClassVar[bool] = True
@@ -137,7 +138,7 @@ class Model(base.Model):
 
     def setup(self) -> None:
         self.image = self.tower(**self._image_fields)
-        self.text = text_encoder.Model(**self._text_fields)
+        self.text = self.text_class(**self._text_fields)
         if self.project:
             biased = self.has_bias('image')
             self.image_head = nn.Dense(self.embed_dim, biased, jnp.dtype(self.dtype))
@@ -225,7 +226,8 @@ class Model(base.Model):
 
     def text_tower(self) -> text_encoder.Model:
         """Make the text tower as a separate model, without parameters."""
-        return text_encoder.Model(**self._text_fields, parent=None)
+        tower: text_encoder.Model = self.text_class(**self._text_fields, parent=None)
+        return tower
 
     def has_bias(self, part: str) -> bool:
         """Return whether the 'image' head, the 'text' head or the 'logits' have a bias."""

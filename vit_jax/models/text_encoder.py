@@ -90,7 +90,7 @@ class Model(base.Model):
                 f'texts have {ids.shape[1]} ids, the model was made for {self.length}: set the '
                 "length of the transform tokenize('caption', LENGTH) and config.model.length alike"
             )
-        tokens = self._encoder()(self._embed(ids), train)
+        tokens = self._encoder()(self._embed(ids), train, self._segments(ids))
         x = self._pool(tokens, ids)
         outputs = {'tokens': tokens, 'pre_logits': x}
         if self.num_classes:
@@ -144,11 +144,19 @@ class Model(base.Model):
             dropout=self.dropout,
             gelu=self.block.gelu,
             attention_by=self.attention,
-            options=BlockOptions(causal=self.causal),
+            options=self._block_options(),
             **common,
         )
         common |= {'scan': self.scan, 'remat': self.remat}
         return Encoder(block, self.depth, name='encoder', **common)
+
+    def _block_options(self) -> BlockOptions:
+        return BlockOptions(causal=self.causal)
+
+    def _segments(self, ids: Int[Array, 'B N']) -> Int[Array, 'B N'] | None:
+        """Numbers of tokens, which attend to those with the same number; None for all to all."""
+        del ids
+        return None
 
     def _pool(self, tokens: Float[Array, 'B N D'], ids: Int[Array, 'B N']) -> Array:
         if self.eos is None:

@@ -39,6 +39,7 @@ MOVED = {
     **{'residual_dtype': 'block.residual_dtype'},
     **{'init_scale': 'logits.scale', 'init_bias': 'logits.bias'},
     **{'text_width': 'texts.width', 'text_depth': 'texts.depth', 'text_mlp_dim': 'texts.mlp_dim'},
+    **{'text_norm_eps': 'texts.norm_eps', 'text_scaled': 'texts.scaled'},
     **{'text_num_heads': 'texts.num_heads', 'causal': 'texts.causal', 'eos': 'texts.eos'},
     **{'layers': 'resnet.layers', 'backbone_width': 'resnet.width', 'dilate': 'resnet.dilate'},
     **{'backbone_norm': 'resnet.norm', 'frozen_stages': 'resnet.frozen_stages'},

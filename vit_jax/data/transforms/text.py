@@ -69,10 +69,11 @@ def tokenize(
     length: int | None = None,
     max_len: int | None = None,
     pad: int | str = PAD,
+    end: bool = True,
     *,
     vocab: Tokenizer | None = None,
 ) -> Apply:
-    """Encode texts as ids, int32 [n], that end with the vocabulary's eos.
+    """Encode texts as ids, int32 [n].
 
     Args:
       field: Text to encode, such as 'caption'; by default both sides of a pair. A number is taken
@@ -82,6 +83,7 @@ def tokenize(
       max_len: Most ids of a text, including eos, before it is truncated; None for no limit.
       pad: Id after the end; 'eos' to repeat the end like SigLIP, or 'pad' for the vocabulary's
         padding id.
+      end: Whether texts end with the vocabulary's eos.
       vocab: `config.data.vocab`. For pairs it needs the special ids of `vit_jax vocab`.
 
     Raises:
@@ -104,7 +106,8 @@ def tokenize(
     if not 0 <= filler < len(vocab):
         has = f'has no {pad}' if pad in fillers else f'has {len(vocab)} ids'
         raise ValueError(f"{pad=}: the vocabulary {has}; write an id, 'eos' or 'pad'")
-    eos, keep = fillers['eos'], None if max_len is None else max_len - 1
+    last = np.array([fillers['eos']][: int(end)], np.int32)
+    keep = None if max_len is None else max_len - len(last)
     names = SIDES if field is None else _names((field,))
 
     def apply(record: Record) -> Record:
@@ -113,7 +116,7 @@ def tokenize(
             text = _text(record, name)
             if field is not None and not text.strip():
                 raise UserError(f'the text {name!r} is empty: write one, or remove the record')
-            ids = np.append(vocab.encode(text)[:keep], np.int32(eos))
+            ids = np.append(vocab.encode(text)[:keep], last)
             if length is not None:
                 encoded[f'{name}_mask'] = np.arange(length) < len(ids)
                 ids = np.pad(ids, (0, length - len(ids)), constant_values=filler)

@@ -41,6 +41,7 @@ BY_TYPE = {
     **dict.fromkeys(('depth_anything', 'dpt'), 'transformers_depth'),
     **{'dinov3_vit': 'transformers_dinov3', 'yolos': 'transformers_yolos', 'bit': 'bit'},
     'radio': 'transformers_radio',
+    **dict.fromkeys(('tipsv2', 'tipsv2_vision_model'), 'transformers_tips'),
 }
 _READER = {'matches', 'read'}
 FORMS = {

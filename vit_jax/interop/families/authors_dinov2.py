@@ -30,6 +30,20 @@ _HEAD_WIDTH, _EPS = 64, 1e-6
 
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
     """Return whether these are names of DINOv2's authors, with a token for masked patches."""
+    return _is_dino(flat) and not is_tips(flat)
+
+
+def is_tips(flat: Mapping[str, np.ndarray]) -> bool:
+    """Return whether they are of TIPSv2's image tower, by its MLPs, or by its only register."""
+    if not _is_dino(flat):
+        return False
+    registers = flat.get('register_tokens')
+    is_gated = 'blocks.0.mlp.w12.weight' in flat
+    is_single = registers is not None and registers.shape[-2:-1] == (1,)
+    return 'blocks.0.mlp.c_fc.weight' in flat or (is_gated and is_single)
+
+
+def _is_dino(flat: Mapping[str, np.ndarray]) -> bool:
     is_scaled = any(re.fullmatch(r'blocks\.(\d+\.)?0\.ls1\.gamma', name) for name in flat)
     is_dinov2 = is_scaled and _DINOV3 not in flat
     return is_dinov2 and {'mask_token', 'patch_embed.proj.weight'} <= flat.keys()

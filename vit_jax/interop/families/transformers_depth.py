@@ -21,7 +21,7 @@ from vit_jax.interop.files import Flat
 from vit_jax.interop.normalization import PREPROCESSOR
 from vit_jax.interop.trained import TrainedModel, Written, fields
 from vit_jax.models import vit
-from vit_jax.models.dpt import BACKBONE, Model
+from vit_jax.models.dpt import BACKBONE, DEPTH, FUSION, Model
 from vit_jax.nn.options import PoolFields, regroup
 from vit_jax.tree_paths import require_fit
 
@@ -45,13 +45,15 @@ _NECK: names.Table = (
     ),
     ('neck.fusion_stage.layers.{0}.projection', 'fusion_{0}/projection'),
 )
+_LAYERS = ('conv1', 'conv2', 'values')
 _HEADS: dict[str, names.Table] = {
-    _ANYTHING: (*_NECK, ('head.conv{1}', 'depth_head/conv{1}')),
-    _DPT: (*_NECK, *((f'head.head.{2 * i}', f'depth_head/conv{i + 1}') for i in range(3))),
+    _ANYTHING: (*_NECK, ('head.conv3', 'decoder/values'), ('head.conv{1}', 'decoder/conv{1}')),
+    _DPT: (*_NECK, *((f'head.head.{2 * i}', f'decoder/{name}') for i, name in enumerate(_LAYERS))),
 }
 # The deepest map is not added to anything, but files have layers for that.
 _UNUSED = 'neck.fusion_stage.layers.0.residual_layer1.'
-_IS_HEAD = re.compile('reassemble_|neck_|fusion_|depth_head')
+_RESIDUAL_BIAS = re.compile(r'\.residual_layer\d\.convolution\d\.bias$')
+_IS_HEAD = re.compile('reassemble_|neck_|fusion_|decoder')
 
 
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
@@ -173,7 +175,14 @@ def _fields(
         'fits_image': is_anything,
         'max_depth': float(largest) if is_anything and metric else None,
         'final_norm': bool(backbone is not None and backbone.get('apply_layernorm', True)),
+        'no_bias': '|'.join(filter(None, (of_vit.get('no_bias', ''), _without_biases(flat)))),
     }
+
+
+def _without_biases(flat: Flat) -> str:
+    """Return FUSION if the residual layers have no biases; else an empty text."""
+    has_biases = any(_RESIDUAL_BIAS.search(name) for name in flat if not name.startswith(_UNUSED))
+    return '' if has_biases else FUSION
 
 
 # Fields of a ViT that a DPT lacks.
@@ -209,11 +218,8 @@ def _layers(extra: Mapping[str, Any], backbone: Mapping[str, Any] | None) -> tup
 
 
 def _read_heads(flat: Flat, table: names.Table, fields: Mapping[str, Any]) -> Flat:
-    """Convert the neck and the head to our layouts; absent biases of residual layers are zero."""
+    """Convert the neck and the head to our layouts."""
     used = {name: x for name, x in flat.items() if not name.startswith(_UNUSED)}
-    for name in list(used):
-        if '.residual_layer' in name and (bias := name.replace('.weight', '.bias')) not in used:
-            used[bias] = np.zeros(len(used[name]), np.float32)
     heads = torch_layout.read(used, table, 1, _SOURCE)
     return {
         name: _transpose_kernel(name, x, [factor for _, factor, _ in fields['maps']])
@@ -277,6 +283,8 @@ def write(trained: TrainedModel) -> Written:
     prefix = 'backbone.' if with_dinov2 else 'dpt.'
     arrays = names.flatten(heads)
     arrays = {name: _transpose_kernel(name, x, trained.model.factors) for name, x in arrays.items()}
+    if kind == _ANYTHING:
+        arrays = _with_biases(arrays)
     metric = model['max_depth'] is not None or (kind == _DPT and with_dinov2)
     notes = written.notes
     if trained.task_config.get('output', METERS) != (METERS if metric else INVERSE):
@@ -285,7 +293,7 @@ def write(trained: TrainedModel) -> Written:
         arrays={
             **{prefix + name: x for name, x in written.arrays.items()},
             **torch_layout.write(arrays, _HEADS[kind]),
-            **_unused(model['fusion_width']),
+            **_unused(model['fusion_width'], kind == _ANYTHING or not _lacks_biases(model)),
         },
         config=_config(model, kind, written.config or {}, with_dinov2),
         notes=notes,
@@ -299,13 +307,19 @@ _PLAIN = _transformers.Form(_KIND, 'DPTForDepthEstimation')
 def _require_class(model: Mapping[str, Any], kind: str) -> None:
     """Raise UserError if the class of transformers has no such neck or head."""
     largest = model['max_depth']
+    lacking = {'output': model['output'] != DEPTH, 'bins': bool(model['bins'])}
     if kind == _ANYTHING:
-        lacking = {
+        lacking |= {
             'readout': model['readout'] != 'ignore',
             'max_depth': largest is not None and largest % 1 != 0,
+            'head_width': not model['head_width'],
         }
     else:
-        lacking = {'head_width': model['head_width'] != 32, 'max_depth': largest is not None}
+        lacking |= {
+            'head_width': model['head_width'] != 32,
+            'max_depth': largest is not None,
+            'readout_gelu': model['readout_gelu'] not in (None, model['gelu']),
+        }
     if listed := ', '.join(
         f'{key} {model[key]!r}' for key, is_lacking in lacking.items() if is_lacking
     ):
@@ -314,7 +328,7 @@ def _require_class(model: Mapping[str, Any], kind: str) -> None:
 
 def _backbone_config(module: Model) -> dict[str, Any]:
     """Describe the ViT: keywords of `config.model`."""
-    vit_fields = {name: getattr(module, name) for name in BACKBONE}
+    vit_fields = {name: getattr(module.backbone_module(), name) for name in BACKBONE}
     block = dataclasses.replace(module.block, final_norm=True)
     pool = PoolFields('cls' if module.class_token else 'gap')
     return {'name': 'vit', **regroup(vit.Model, vit_fields | {'block': block, 'pool': pool})}
@@ -326,12 +340,24 @@ def _classify(task: Mapping[str, Any]) -> dict[str, Any]:
     return {'name': 'classify', **kept}
 
 
-def _unused(width: int) -> Flat:
+def _lacks_biases(model: Mapping[str, Any]) -> bool:
+    return FUSION in model['no_bias'].split('|')
+
+
+def _with_biases(flat: Flat) -> Flat:
+    """Add absent biases of residual layers, which are zero."""
+    kernels = {name: x for name, x in flat.items() if re.search(r'/unit\d/conv\d/kernel$', name)}
+    biases = {name.replace('kernel', 'bias'): x[0, 0, 0] * 0 for name, x in kernels.items()}
+    return biases | flat
+
+
+def _unused(width: int, biased: bool) -> Flat:
     """Return the parameters of the layers that nothing reads."""
     arrays: Flat = {}
     for i in (1, 2):
         arrays[f'{_UNUSED}convolution{i}.weight'] = np.zeros((width, width, 3, 3), np.float32)
-        arrays[f'{_UNUSED}convolution{i}.bias'] = np.zeros(width, np.float32)
+        if biased:
+            arrays[f'{_UNUSED}convolution{i}.bias'] = np.zeros(width, np.float32)
     return arrays
 
 
@@ -374,6 +400,7 @@ def _config(
         'readout_type': model['readout'],
         'add_projection': False,
         'use_batch_norm_in_fusion_residual': False,
+        'use_bias_in_fusion_residual': not _lacks_biases(model),
         **({} if with_dinov2 else {'backbone_out_indices': [i - 1 for i in layers]}),
     }
 
