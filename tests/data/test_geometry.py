@@ -42,6 +42,7 @@ def scene(seed):
         'image': np.ascontiguousarray(masks.transpose(1, 2, 0)).astype(np.uint8) * 255,
         'boxes': boxes,
         'masks': masks,
+        'depth': np.where(masks[0], np.float32(2.5), 0),
         'points': (boxes[:, :2] + boxes[:, 2:]) / 2,
         'labels': np.arange(3),
         'crowd': np.zeros(3, bool),
@@ -74,6 +75,8 @@ def assert_rows(moved, record):
     assert moved['masks'].shape == (len(kept), *moved['image'].shape[:2])
     np.testing.assert_array_equal(moved['ids'], record['ids'][kept])
     assert len(moved['boxes']) == len(moved['crowd']) == len(kept)
+    first = moved['masks'][kept == 0].any(0)
+    np.testing.assert_array_equal(moved['depth'], np.where(first, np.float32(2.5), 0), strict=True)
     assert (moved['label'], moved['name']) == (3, 'scene')
     np.testing.assert_array_equal(moved['size'], record['size'])
 
@@ -187,7 +190,7 @@ def test_records_without_objects(spec):
 def test_areas_follow_the_scale():
     areas = np.array([10, 20, 30], np.float32)
     record = scene(0) | {'image': np.zeros((30, 40, 3), np.uint8), 'areas': areas}
-    record['masks'] = np.zeros((3, 30, 40), bool)
+    record |= {'masks': np.zeros((3, 30, 40), bool), 'depth': np.ones((30, 40))}
     np.testing.assert_allclose(run('resize((60, 20))', record)['areas'], areas)
     np.testing.assert_allclose(run('resize((60, 80))', record)['areas'], areas * 4)
     np.testing.assert_array_equal(run('flip', record)['areas'], areas)
@@ -200,11 +203,11 @@ def test_areas_follow_the_scale():
 @pytest.mark.parametrize('value', [np.zeros((30, 40)), [[1.0, 2.0, 3.0]], np.zeros((0, 7))])
 def test_what_cannot_be_moved_is_refused_by_name(spec, value):
     """Whatever is drawn: a run must not fail after an hour."""
-    record = {'image': np.zeros((30, 40, 3), np.uint8), 'depth': value, 'label': 1}
+    record = {'image': np.zeros((30, 40, 3), np.uint8), 'flow': value, 'label': 1}
     for example in range(5):
         with pytest.raises(UserError) as error:
             run(spec, record, example)
-        assert says(str(error.value), spec, "'depth'", "keep('image', 'label')")
+        assert says(str(error.value), spec, "'flow'", "keep('image', 'label')")
     run(f"keep('image', 'label')|{spec}", record)
 
 
@@ -285,8 +288,8 @@ def test_fit_finds_rectangles_again():
 
 
 def test_fit_refuses_by_name():
-    record = {'image': np.zeros((4, 4, 3), np.uint8), 'depth': np.zeros((4, 4))}
-    with pytest.raises(UserError, match=r"8 x 8.*'depth'"):
+    record = {'image': np.zeros((4, 4, 3), np.uint8), 'flow': np.zeros((4, 4))}
+    with pytest.raises(UserError, match=r"8 x 8.*'flow'"):
         geometry.shrink_and_pad(record, (8, 8))
 
 

@@ -53,9 +53,9 @@ def torch_depth(values, deepest):
     return torch.einsum('bkhw,k->bhw', weights / weights.sum(1, keepdim=True), bins)[:, None]
 
 
-def torch_sig_loss(predicted, truth):
+def torch_sig_loss(predicted, truth, spread=True):
     error = torch.log(predicted + 0.001) - torch.log(truth + 0.001)
-    return torch.sqrt(error.var() + 0.15 * error.mean() ** 2)
+    return torch.sqrt(spread * error.var() + 0.15 * error.mean() ** 2)
 
 
 def resize(values, size):
@@ -68,14 +68,16 @@ def test_training_is_pytorchs(target):
     protocol = Protocol(5, 2, 0.01, 0.1, warmup=2, clip=0.05)
     output = linear_head.classes(CLASSES, -1)
     if target == 'depth':
-        protocol = protocol._replace(norm=False, upsample=4, decay='cosine')
+        protocol = protocol._replace(norm=False, upsample=4, decay='cosine', b2=0.99)
+        protocol = protocol._replace(uniform=True, mean_steps=2)
         truth = truth.astype(np.float32)  # -1 and 0 are unknown
         output = linear_head.depths(7, 0.001, 4.0)
-    head = linear_head.initial(WIDTH, output, seed=3)
+    head = linear_head.initial(WIDTH, output, protocol, seed=3)
     trained, statistics = linear_head.train(patches, truth, output, protocol, head, seed=1)
 
     theirs = torch_head(head, protocol)
-    adamw = torch.optim.AdamW(theirs.parameters(), lr=1.0, weight_decay=protocol.weight_decay)
+    options = {'betas': (0.9, protocol.b2), 'weight_decay': protocol.weight_decay}
+    adamw = torch.optim.AdamW(theirs.parameters(), lr=1.0, **options)
     order = linear_head.batches(IMAGES, protocol, np.random.default_rng(1))
     for step, chosen in enumerate(order):
         share = step / protocol.steps
@@ -87,7 +89,8 @@ def test_training_is_pytorchs(target):
         if target == 'depth':
             scores = torch_depth(resize(values, [4 * n for n in GRID]), 4.0)
             known = expected > 0
-            loss = torch_sig_loss(resize(scores, size)[:, 0][known], expected[known])
+            spread = step >= protocol.mean_steps
+            loss = torch_sig_loss(resize(scores, size)[:, 0][known], expected[known], spread)
         else:
             loss = torch.nn.functional.cross_entropy(
                 resize(values, size), expected.long(), ignore_index=-1
@@ -117,7 +120,10 @@ def test_the_loss_of_depth_is_its_equation():
     expected = torch_sig_loss(torch.tensor(predicted), torch.tensor(truth)).item()
     padded = np.append(truth, [0.0, 0.0, 9.0]).astype(np.float32)  # unknown, unknown, too deep
     guesses = np.append(predicted, [3.0, 4.0, 5.0]).astype(np.float32)
-    loss = linear_head.sig_loss(jnp.asarray(guesses), jnp.asarray(padded), 5.0)
+    output = linear_head.depths(2, 0.001, 5.0)
+    loss = output.loss(
+        jnp.asarray(guesses)[None, None, :, None], jnp.asarray(padded)[None, None], 1.0
+    )
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
 
 
@@ -190,6 +196,25 @@ def test_depth_of_patches_that_tell_all(name):
     assert result['delta1'] > 0.75
     assert result['RMSE'] < 0.35
     assert result['abs_rel'] < 0.25
+
+
+def test_mirrored_images_and_the_measured_crop():
+    """The average of a prediction and that of the mirrored image, mirrored back."""
+    evaluator = patch_probe.Evaluator('depth', protocol='dinov2', max_depth=5.0)
+    assert evaluator.patches.mirrored and evaluator.patches.class_token
+    depth = np.full((48, 64), 2.0, np.float32)
+    depth[:4] = 5.0  # above the crop's first row
+    record = {'size': depth.shape, 'depth': depth}
+    corners = np.array([[0.0, 0.0], [64.0, 48.0]])
+    data = SimpleNamespace(source=Source([record]), corners=lambda *_: corners)
+    evaluator.open(data, data)
+    evaluator.predict = lambda patches: patches[..., :1]  # which left half is wrong in both
+    evaluator.finish = lambda: None
+    left = np.array([[1.0, 2.0], [1.0, 2.0]], np.float32).reshape(1, 4, 1)
+    rows = {'grid': np.array([[2, 2]]), 'frame': np.array([[48, 64]])}
+    evaluator.update({'patches': left, 'mirrored': left, **rows}, {'index': np.array([0])})
+    result = evaluator.result()
+    assert result == {'RMSE': 0.5, 'abs_rel': 0.25, 'delta1': 0.0}
 
 
 @pytest.mark.parametrize('worst', [math.nan, math.inf])

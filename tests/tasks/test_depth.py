@@ -29,11 +29,11 @@ def stub(*images):
 
 def test_measures_in_meters_count_known_pixels_of_images_that_have_some():
     sums = jax.jit(lambda batch: depth.Task().evaluate(stub, batch))(BATCH)
-    expected = {'rmse': 0.0, 'abs_rel': 0.0, 'delta1': 0.0, 'loss': 0.0}
+    expected = {'RMSE': 0.0, 'abs_rel': 0.0, 'delta1': 0.0, 'loss': 0.0}
     for guess, truth in zip(GUESS[:2].astype(float), TRUTH[:2].astype(float), strict=True):
         d, t = guess[truth > 0], truth[truth > 0]
         g = np.log(d + 1e-3) - np.log(t + 1e-3)
-        expected['rmse'] += np.sqrt(((d - t) ** 2).mean())
+        expected['RMSE'] += np.sqrt(((d - t) ** 2).mean())
         expected['abs_rel'] += (abs(d - t) / t).mean()
         expected['delta1'] += (np.maximum(d / t, t / d) < 1.25).mean()
         expected['loss'] += np.sqrt(g.var() + 0.15 * g.mean() ** 2)
@@ -63,7 +63,7 @@ def test_inverse_depth_is_compared_up_to_scale_and_shift():
     right = evaluate({'depth': 5 / jnp.maximum(BATCH['depth'], 1) + 7})
     assert float(right['delta1'][0]) == pytest.approx(2)
     assert float(right['loss'][0]) == pytest.approx(0, abs=1e-5)
-    assert float(right['rmse'][0]) == pytest.approx(0, abs=1e-3)
+    assert float(right['RMSE'][0]) == pytest.approx(0, abs=1e-3)
 
 
 @pytest.mark.parametrize('output', ['meters', 'inverse'])

@@ -17,6 +17,7 @@ Record = dict[str, Any]
 MOST_CLASSES = 10**6  # limit for data that number their classes
 _INT32 = np.iinfo(np.int32)
 OBJECTS = ('boxes', 'masks', 'labels', 'crowd', 'ids', 'areas')  # fields with a row per object
+MAPS = ('segments', 'depth')  # fields with a value per pixel
 COORDINATES = ('boxes', 'points', 'areas')  # fields in pixels
 _local = threading.local()
 
@@ -68,7 +69,8 @@ class Source(Protocol):
     A record is a dict of numpy arrays and numbers; for classification `image`
     (uint8 [H, W, C]) and `label`, for translation the texts `source` and `target`, or ids
     that end in `EOS`; the class may then have a `vocab` (a `vocabulary.Tokenizer`) to decode them.
-    For detection they are `image`, `boxes`, `labels` and other fields of `OBJECTS`.
+    For detection they are `image`, `boxes`, `labels` and other fields of `OBJECTS`; for depth,
+    `image` and `depth`.
     A source may also be `StoresFiles`, `Annotated`, `CountsClasses`, `Expects` and `Lists`.
     The class is called with a path and a split, and raises `UnknownSplit` for a split that the data
     do not have. `__getitem__` is called from several threads at once, and raises `BrokenRecord` for
@@ -224,7 +226,7 @@ def check_label(record: Record, num_classes: int, source: Source, index: int) ->
 
 
 def convert_coordinates(record: Record, source: Source, index: int) -> Record:
-    """Convert the `COORDINATES` of a record to float32, which transforms also return.
+    """Convert `COORDINATES` and depth of a record to float32, which transforms also return.
 
     Args:
       record: Record whose image may be an encoded file.
@@ -237,7 +239,11 @@ def convert_coordinates(record: Record, source: Source, index: int) -> Record:
     changed = {}
     for key, value in record.items():
         dtype = getattr(value, 'dtype', np.dtype(float) if isinstance(value, float) else None)
-        if key in COORDINATES and isinstance(value, np.ndarray) and value.dtype.kind in 'iuf':
+        if (
+            key in (*COORDINATES, 'depth')
+            and isinstance(value, np.ndarray)
+            and value.dtype.kind in 'iuf'
+        ):
             with np.errstate(over='ignore'):
                 changed[key] = value.astype(np.float32, copy=False)
         if dtype is None or dtype.kind != 'f' or not _is_measured(key):
@@ -251,8 +257,8 @@ def convert_coordinates(record: Record, source: Source, index: int) -> Record:
 
 
 def _is_measured(key: str) -> bool:
-    """Return whether a field holds pixels, coordinates or labels, which must be finite."""
-    measured = ('image', 'masks', 'label', 'labels', *COORDINATES)
+    """Return whether a field holds pixels, depth, coordinates or labels, which must be finite."""
+    measured = ('image', 'masks', 'depth', 'label', 'labels', *COORDINATES)
     return key in measured or key.endswith('_image')
 
 

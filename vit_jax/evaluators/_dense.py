@@ -25,6 +25,7 @@ class Example(NamedTuple):
     Attributes:
       number: Index in the source.
       patches: Features of patches.
+      mirrored: Those of the image mirrored left and right, if the evaluator wants them.
       frame: Height and width of the model's image in pixels.
       truth: Truth of each pixel of the source's image; the target's `unknown` where unknown, or
         where the model's image does not show the pixel.
@@ -33,6 +34,7 @@ class Example(NamedTuple):
 
     number: int
     patches: Float[np.ndarray, 'h w D']
+    mirrored: Float[np.ndarray, 'h w D'] | None
     frame: tuple[int, int]
     truth: Shaped[np.ndarray, 'H W']
     view: View
@@ -112,13 +114,14 @@ class Depth(Target):
 
     Attributes:
       deepest: Largest depth that counts.
+      eigen_crop: Whether only pixels within `ops.depth.eigen_crop` are measured.
     """
 
     unknown = depth.UNKNOWN
     names = depth.NAMES
 
-    def __init__(self, deepest: float = math.inf):
-        self.deepest = deepest
+    def __init__(self, deepest: float = math.inf, eigen_crop: bool = False):
+        self.deepest, self.eigen_crop = deepest, eigen_crop
         self.start()
 
     def open(self, dataset: Dataset, fit: Dataset) -> None:
@@ -137,8 +140,14 @@ class Depth(Target):
         return np.where(known <= self.deepest, known, np.float32(self.unknown))
 
     def add(self, predicted: Float[np.ndarray, 'H W C'], truth: Shaped[np.ndarray, 'H W']) -> None:
-        if (real := truth > self.unknown).any():
-            self._images.append(depth.measure(predicted[..., 0][real], truth[real]))
+        known = truth > self.unknown
+        if self.eigen_crop:
+            inside = np.zeros_like(known)
+            inside[depth.eigen_crop(*known.shape)] = True
+            known &= inside
+        if known.any():
+            measures = depth.measure(predicted[..., 0].astype(float), truth.astype(float), known)
+            self._images.append({name: float(value) for name, value in measures.items()})
 
     def result(self) -> dict[str, float]:
         if not self._images:
@@ -158,10 +167,13 @@ class Evaluator(base.Evaluator):
     learns = True
     headline = ('mIoU', 'pixel_accuracy', 'RMSE', 'delta1')
 
-    def __init__(self, target: str, per_class: bool, deepest: float = math.inf):
+    def __init__(
+        self, target: str, per_class: bool, deepest: float = math.inf, eigen_crop: bool = False
+    ):
         check_choice('target', target, TARGETS)
-        is_depth = target == 'depth'
-        self.target: Target = Depth(deepest) if is_depth else Segmentation(per_class)
+        self.target: Target = (
+            Depth(deepest, eigen_crop) if target == 'depth' else Segmentation(per_class)
+        )
 
     def open(self, dataset: Dataset, fit: Dataset | None = None) -> None:
         """Raise UserError if the images have no segments, or no depth."""
@@ -192,7 +204,10 @@ class Evaluator(base.Evaluator):
             if not self._is_ready:
                 self.finish()
                 self._is_ready = True
-            predicted = example.view.enlarge(self.predict(example.patches))
+            values = self.predict(example.patches)
+            if example.mirrored is not None:
+                values = (values + self.predict(example.mirrored)[:, ::-1]) / 2
+            predicted = example.view.enlarge(values)
             self._is_finite &= bool(np.isfinite(predicted).all())
             if self._is_finite:
                 self.target.add(predicted, example.truth)
@@ -203,7 +218,7 @@ class Evaluator(base.Evaluator):
 
     def _examples(self, data: Dataset, predictions: Arrays, batch: Arrays) -> Iterator[Example]:
         """Yield the examples of a batch; none once features are not finite."""
-        self._is_finite &= base.is_finite(predictions, 'patches')
+        self._is_finite &= base.is_finite(predictions, 'patches', 'mirrored')
         for row, index in enumerate(batch['index'].tolist() if self._is_finite else ()):
             if not (record := data.source.annotations(index)):  # broken, as the source reports
                 continue
@@ -214,7 +229,10 @@ class Evaluator(base.Evaluator):
             truth = self.target.truth(record)
             truth = np.where(view.inside(), truth, np.array(self.target.unknown, truth.dtype))
             patches = predictions['patches'][row].reshape(h, w, -1)
-            yield Example(index, patches, frame, truth, view)
+            mirrored = None
+            if 'mirrored' in predictions:
+                mirrored = predictions['mirrored'][row].reshape(h, w, -1)
+            yield Example(index, patches, mirrored, frame, truth, view)
 
     @abc.abstractmethod
     def reset(self) -> None:

@@ -22,10 +22,12 @@ class Patches(NamedTuple):
       layers: Layers whose features are concatenated: 1 for the first block's output, -1 for the
         last one's; all go through the model's final norm where it has their width.
       class_token: Whether the class token is appended to every patch.
+      mirrored: Whether to compute those of the mirrored image too.
     """
 
     layers: tuple[int, ...] = (-1,)
     class_token: bool = False
+    mirrored: bool = False
 
 
 class Dataset(Protocol):
@@ -104,8 +106,8 @@ class Evaluator(abc.ABC):
       headline: Metrics of `result` shown in one line of text; empty for all.
       predictions: Arrays of the task's `predict` that `update` needs; checked before training.
       patches: Features of patches that `fit` and `update` get instead of predictions: `patches`
-        [B n D] row by row, and int32 [B 2] `grid`, rows and columns of patches, and `frame`, height
-        and width of the model's image in pixels.
+        [B n D] row by row, on request `mirrored` like them, and int32 [B 2] `grid`, rows and
+        columns of patches, and `frame`, height and width of the model's image in pixels.
     """
 
     learns: bool = False

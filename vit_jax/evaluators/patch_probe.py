@@ -20,25 +20,41 @@ from vit_jax.ops.probe_protocol import Protocol
 MIN_DEPTH = 1e-3  # depth of the first bin
 GIB = 2**30
 SHORT = Protocol(500, 16, 1e-2, 1e-4, warmup=50, pixels=32)
-# The authors' code for ADE20K and NYU, whose images it augments.
+# The authors' code for ADE20K and NYU, whose images it augments. NYU's depth has 256 bins up to
+# 10 m, and is measured in Eigen's crop on the average with the mirrored image.
+SEGMENTATION = Protocol(40_000, 16, 1e-3, 1e-4, warmup=1500)
+DEPTH = Protocol(
+    *(38_400, 16, 1e-4, 1e-2),
+    warmup=12_800,
+    decay='cosine',
+    clip=35.0,
+    norm=False,
+    upsample=4,
+    class_token=True,
+    deepest=10.0,
+    uniform=True,
+    mean_steps=100,
+    eigen_crop=True,
+    flip=True,
+)
+DINOV2 = {'segmentation': SEGMENTATION, 'depth': DEPTH}
+DINOV3 = {
+    'segmentation': SEGMENTATION._replace(weight_decay=1e-3, decay='cosine'),
+    'depth': DEPTH._replace(
+        learning_rate=3e-4,
+        weight_decay=1e-4,
+        b2=0.99,
+        norm=True,
+        upsample=1,
+        class_token=False,
+        uniform=False,
+    ),
+}
 PROTOCOLS = {
-    'short': {'segmentation': SHORT, 'depth': SHORT},
-    'dinov2': {
-        'segmentation': Protocol(40_000, 16, 1e-3, 1e-4, warmup=1500),
-        'depth': Protocol(
-            38_400,
-            16,
-            1e-4,
-            1e-2,
-            warmup=12_800,
-            decay='cosine',
-            clip=35.0,
-            norm=False,
-            upsample=4,
-            class_token=True,
-            deepest=10.0,
-        ),
-    },
+    'short': {'segmentation': SHORT, 'depth': SHORT._replace(uniform=True)},
+    'dinov2': DINOV2,
+    'dinov3': DINOV3,
+    'tips': DINOV2,  # which the paper refers to
 }
 
 
@@ -49,12 +65,17 @@ class Evaluator(_dense.Evaluator):
 
     Args:
       target: 'segmentation' by the masks of the data, or 'depth'.
-      protocol: Training of the layer: 'short', or 'dinov2' as in the paper's code.
+      protocol: Training of the layer: 'short'; 'dinov2' as in the paper's code; 'dinov3' likewise,
+        without dropout and changes of momentum; or 'tips', the same as 'dinov2'.
       layers: Layers whose features are concatenated: -1 for the last block's output.
       steps, images, learning_rate, weight_decay: Steps, images per step, highest learning rate and
         weight decay of AdamW; None for the protocol's.
       bins: Number of depths that are averaged.
       max_depth: Largest depth that counts; None for the largest of the fit split.
+      flip: Whether predictions are averaged with those of the mirrored image; None for the
+        protocol's.
+      eigen_crop: Whether depth is measured only in the part of an image that NYU's sensor sees
+        (arXiv:1406.2283); None for the protocol's.
       memory: Most GiB of features to keep.
       seed: Seed of initial parameters, order of images, and choice of pixels.
       per_class: Whether to add `IoU_CLASS` for each class that occurs.
@@ -71,6 +92,8 @@ class Evaluator(_dense.Evaluator):
         weight_decay: float | None = None,
         bins: int = 256,
         max_depth: float | None = None,
+        flip: bool | None = None,
+        eigen_crop: bool | None = None,
         memory: float = 8.0,
         seed: int = 0,
         per_class: bool = False,
@@ -83,10 +106,14 @@ class Evaluator(_dense.Evaluator):
             'learning_rate': learning_rate,
             'weight_decay': weight_decay,
             'deepest': max_depth,
+            'flip': flip,
+            'eigen_crop': eigen_crop,
         }
         options = {name: value for name, value in options.items() if value is not None}
         self.protocol = PROTOCOLS[protocol][target]._replace(**options)
-        super().__init__(target, per_class, self.protocol.deepest)
+        super().__init__(
+            target, per_class, self.protocol.deepest, eigen_crop=self.protocol.eigen_crop
+        )
         at_least(1, steps=self.protocol.steps, images=self.protocol.images)
         at_least(2, bins=bins)
         at_least(0, weight_decay=self.protocol.weight_decay)
@@ -94,7 +121,7 @@ class Evaluator(_dense.Evaluator):
         for name, value in (positive | {'max_depth': self.protocol.deepest}).items():
             if value <= 0:
                 raise UserError(f'{name}={value}: must be positive')
-        self.patches = Patches(tuple(layers), self.protocol.class_token)
+        self.patches = Patches(tuple(layers), self.protocol.class_token, self.protocol.flip)
         self._bins, self._memory, self._seed = bins, memory, seed
         self._count = 0
         self._features = self._truth = np.zeros(0)
@@ -122,7 +149,7 @@ class Evaluator(_dense.Evaluator):
         if not (truth != self.target.unknown).any():
             raise UserError('patch_probe: no pixel of the fit split has a known truth')
         self._output = self._make_output(truth)
-        head = linear_head.initial(features.shape[-1], self._output, self._seed)
+        head = linear_head.initial(features.shape[-1], self._output, self.protocol, self._seed)
         self._trained = linear_head.train(
             features, truth, self._output, self.protocol, head, self._seed
         )

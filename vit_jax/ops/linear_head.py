@@ -13,16 +13,14 @@ import optax
 from jax import Array
 
 from vit_jax.array_types import Float, Shaped
-from vit_jax.ops.depth import UNKNOWN
+from vit_jax.ops import depth
 from vit_jax.ops.patch_maps import Axis
 from vit_jax.ops.probe_protocol import Protocol
 
 EPS = 1e-5
-DEPTH_EPS = 1e-3  # added to depths before the logarithm
 LEAST = 0.1  # added to a bin's weight
-MEAN_WEIGHT = 0.15  # of the squared mean of logarithmic errors
 MOMENTUM = 0.1  # of the batch norm's running statistics
-Loss = Callable[[Array, Array], Array]
+Loss = Callable[[Array, Array, Array], Array]
 
 
 class Head(NamedTuple):
@@ -45,23 +43,21 @@ class Output(NamedTuple):
     """What the layer's values are.
 
     Attributes:
-      loss: Function of predictions [B H W C] and truth [B H W].
+      loss: Function of predictions [B H W C], truth [B H W], and the weight of their spread.
       values: Outputs C of the layer.
       convert: Function from the layer's values to predictions.
-      bound: Bound of uniform initial values as a factor of 1 / sqrt(D); None for a normal
-        distribution of 0.01.
     """
 
     loss: Loss
     values: int
     convert: Callable[[Array], Array] = lambda values: values
-    bound: float | None = None
 
 
 def classes(count: int, unknown: int) -> Output:
     """Make the output of class scores, whose loss is the cross entropy of known pixels."""
 
-    def loss(scores: Array, truth: Array) -> Array:
+    def loss(scores: Array, truth: Array, spread: Array) -> Array:
+        del spread
         known = truth != unknown
         losses = optax.softmax_cross_entropy_with_integer_labels(scores, jnp.where(known, truth, 0))
         return jnp.where(known, losses, 0).sum() / jnp.maximum(known.sum(), 1)
@@ -72,20 +68,21 @@ def classes(count: int, unknown: int) -> Output:
 def depths(bins: int, shallowest: float, deepest: float) -> Output:
     """Make the output of depths in bins, see `depth_of_bins`."""
 
-    def loss(predicted: Array, truth: Array) -> Array:
-        return sig_loss(predicted[..., 0], truth, deepest)
+    def loss(predicted: Array, truth: Array, spread: Array) -> Array:
+        known = (truth > depth.UNKNOWN) & (truth <= deepest)
+        return depth.sig_loss(predicted[..., 0], truth, known, (0, 1, 2), True, spread)
 
     def convert(values: Array) -> Array:
         return depth_of_bins(values, shallowest, deepest)[..., None]
 
-    return Output(loss, bins, convert, bound=1.0)
+    return Output(loss, bins, convert)
 
 
-def initial(width: int, output: Output, seed: int) -> Head:
-    """Draw initial parameters: as PyTorch's convolution, or normal with zero bias."""
+def initial(width: int, output: Output, protocol: Protocol, seed: int) -> Head:
+    """Draw initial parameters, see `Protocol.uniform`."""
     rng, shape = np.random.default_rng(seed), (width, output.values)
-    if output.bound:
-        bound = output.bound / np.sqrt(width)
+    if protocol.uniform:
+        bound = 1 / np.sqrt(width)
         kernel, bias = rng.uniform(-bound, bound, shape), rng.uniform(-bound, bound, shape[1])
     else:
         kernel, bias = rng.normal(0, 0.01, shape), np.zeros(shape[1])
@@ -124,7 +121,7 @@ def train(
         Axis(pixels, cells * protocol.upsample, pixels, 0, pixels).weights()
         for pixels, cells in zip(truth.shape[1:], patches.shape[1:3], strict=True)
     ]
-    for chosen in batches(len(patches), protocol, rng):
+    for number, chosen in enumerate(batches(len(patches), protocol, rng)):
         rows, columns = (choose_pixels(len(side), protocol.pixels, rng) for side in sides)
         state = step(
             state,
@@ -132,6 +129,7 @@ def train(
             truth[chosen[:, None, None], rows[:, None], columns],
             sides[0][rows],
             sides[1][columns],
+            float(number >= protocol.mean_steps),
         )
     trained, statistics, _ = jax.device_get(state)
     return trained, statistics
@@ -159,7 +157,7 @@ def make_optimizer(protocol: Protocol) -> optax.GradientTransformation:
         warm = jnp.minimum(1, (step + 1) / (protocol.warmup + 1))
         return protocol.learning_rate * left * warm
 
-    adamw = optax.adamw(learning_rate, weight_decay=protocol.weight_decay)
+    adamw = optax.adamw(learning_rate, b2=protocol.b2, weight_decay=protocol.weight_decay)
     if np.isinf(protocol.clip):
         return adamw
     return optax.chain(optax.clip_by_global_norm(protocol.clip), adamw)
@@ -191,6 +189,7 @@ def _train_step(
     truth: Shaped[Array, 'B R S'],
     rows: Float[Array, 'R i'],
     columns: Float[Array, 'S j'],
+    spread: Float[Array, ''],
 ) -> Any:
     """Take one step; `rows` and `columns` interpolate predictions to the pixels of `truth`."""
     head, running, opt_state = state
@@ -206,7 +205,7 @@ def _train_step(
         values = _upsample(_apply(head, current, patches), protocol.upsample)
         predictions = output.convert(values)
         at_pixels = jnp.einsum('ri,bijc,sj->brsc', rows, predictions, columns)
-        return output.loss(at_pixels, truth)
+        return output.loss(at_pixels, truth, spread)
 
     updates, opt_state = tx.update(jax.grad(loss)(head), opt_state, head)
     return optax.apply_updates(head, updates), running, opt_state
@@ -239,24 +238,3 @@ def depth_of_bins(
     weights = jnp.maximum(logits, 0) + LEAST
     depths = jnp.linspace(shallowest, deepest, logits.shape[-1])
     return (weights @ depths) / weights.sum(-1)
-
-
-def sig_loss(
-    depth: Float[Array, '*B'], truth: Float[Array, '*B'], deepest: float
-) -> Float[Array, '']:
-    """Compute the scale-invariant loss, sqrt(var(g) + 0.15 mean(g)^2) of logarithmic errors g.
-
-    Eigen et al., 2014, arXiv:1406.2283, as in AdaBins; the variance is unbiased.
-
-    Args:
-      depth: Predicted depths.
-      truth: True depths; only those above 0 and up to `deepest` count.
-      deepest: Largest depth that counts.
-    """
-    real = (truth > UNKNOWN) & (truth <= deepest)
-    error = jnp.where(real, jnp.log(depth + DEPTH_EPS) - jnp.log(truth + DEPTH_EPS), 0)
-    count = real.sum()
-    mean = error.sum() / jnp.maximum(count, 1)
-    spread = jnp.where(real, jnp.square(error - mean), 0).sum() / jnp.maximum(count - 1, 1)
-    total = spread + MEAN_WEIGHT * jnp.square(mean)
-    return jnp.where(total > 0, jnp.sqrt(jnp.where(total > 0, total, 1)), 0)

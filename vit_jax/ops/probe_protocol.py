@@ -15,6 +15,7 @@ class Protocol(NamedTuple):
       learning_rate: Highest learning rate.
       weight_decay: Weight decay, of all parameters.
       warmup: Steps of linear warm-up.
+      b2: Decay rate of AdamW's second moments.
       decay: 'linear' or 'cosine' decay to 0.
       clip: Largest norm of the gradient.
       norm: Whether features are normalized by batch norm.
@@ -22,6 +23,10 @@ class Protocol(NamedTuple):
       pixels: Random rows, and columns, of pixels in each step's loss; 0 for all.
       class_token: Whether the class token is appended to each patch.
       deepest: Largest depth that counts; infinite for the largest of the fit split.
+      uniform: Whether initial values are uniform, as of PyTorch's layers, instead of normal.
+      mean_steps: First steps whose loss of depth has only the mean error, not the variance.
+      eigen_crop: Whether depth is measured only within `eigen_crop` of an image.
+      flip: Whether predictions are averaged with those of the mirrored image.
     """
 
     steps: int
@@ -29,6 +34,7 @@ class Protocol(NamedTuple):
     learning_rate: float
     weight_decay: float
     warmup: int
+    b2: float = 0.999
     decay: str = 'linear'
     clip: float = math.inf
     norm: bool = True
@@ -36,3 +42,7 @@ class Protocol(NamedTuple):
     pixels: int = 0
     class_token: bool = False
     deepest: float = math.inf
+    uniform: bool = False
+    mean_steps: int = 0
+    eigen_crop: bool = False
+    flip: bool = False

@@ -11,6 +11,7 @@ from jax import Array
 from vit_jax.array_types import Bool, Float
 from vit_jax.errors import UserError, check_choice
 from vit_jax.ops import masks, sequences
+from vit_jax.ops.depth import mean, measure, sig_loss
 from vit_jax.ops.sequences import Normalization
 from vit_jax.ops.terms import Term
 from vit_jax.tasks import base
@@ -19,9 +20,6 @@ from vit_jax.tasks.base import Apply, Batch, Sums
 METERS, INVERSE = 'meters', 'inverse'
 Maps = Float[Array, 'B H W']
 Known = Bool[Array, 'B H W']
-EPS = 1e-3  # meters; added to depths before the logarithm
-MEAN_WEIGHT = 0.15  # of the squared mean of logarithmic errors
-CLOSE = 1.25  # largest ratio of depths that counts for delta1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,11 +64,11 @@ class Task(base.Task):
         return (sequences.to_range(batch['image'], self.value_range, self.normalization),)
 
     def loss(self, outputs: dict, batch: Batch) -> dict[str, Term]:
-        """Mean over images with known depth of `log_loss` or `aligned_loss`."""
+        """Mean over images with known depth of `sig_loss` or `aligned_loss`."""
         truth, known = self._truth(batch)
         depth = resize(outputs['depth'], truth)
         if self.output == METERS:
-            losses = log_loss(depth, truth, known)
+            losses = sig_loss(depth.clip(0), truth, known)
         else:
             losses = aligned_loss(depth, invert(truth, known), known, self.trimmed)
         counted = self.mask(batch) * known.any((1, 2))
@@ -120,30 +118,17 @@ def invert(truth: Maps, known: Known) -> Maps:
     return jnp.where(known, 1 / jnp.where(known, truth, 1), 0)
 
 
-def log_loss(depth: Maps, truth: Maps, known: Known) -> Float[Array, ' B']:
-    """Compute each image's SigLoss, sqrt(var(g) + 0.15 mean(g)^2) of logarithmic errors g.
-
-    Eigen et al., 2014, arXiv:1406.2283, as in AdaBins, arXiv:2011.14141; 0 without known depth.
-    """
-    safe = jnp.where(known, truth, 1)
-    errors = jnp.where(known, jnp.log(depth.clip(0) + EPS) - jnp.log(safe + EPS), 0)
-    mean = _mean(errors, known)
-    variance = _mean(jnp.where(known, errors - mean[:, None, None], 0) ** 2, known)
-    total = variance + MEAN_WEIGHT * mean**2
-    return jnp.where(total > 0, jnp.sqrt(jnp.where(total > 0, total, 1)), 0)
-
-
 def align(values: Maps, truth: Maps, known: Known) -> Maps:
     """Scale and shift each map to the true one by least squares (arXiv:1907.01341, equation 4).
 
     A map that is constant where depth is known is only shifted.
     """
-    mean, true_mean = (_mean(x, known)[:, None, None] for x in (values, truth))
-    centered = jnp.where(known, values - mean, 0)
+    own_mean, true_mean = (mean(x, known)[:, None, None] for x in (values, truth))
+    centered = jnp.where(known, values - own_mean, 0)
     square = (centered**2).sum((1, 2))
     product = (centered * jnp.where(known, truth - true_mean, 0)).sum((1, 2))
     scale = jnp.where(square > 0, product / jnp.where(square > 0, square, 1), 0)
-    return scale[:, None, None] * (values - mean) + true_mean
+    return scale[:, None, None] * (values - own_mean) + true_mean
 
 
 def aligned_loss(values: Maps, truth: Maps, known: Known, trimmed: float) -> Float[Array, ' B']:
@@ -173,28 +158,5 @@ def standardize(values: Maps, known: Known) -> Maps:
     flat = jnp.where(has_any[:, None], flat, 0)
     median = jnp.nanmedian(flat, axis=1)[:, None, None]
     shifted = values - median
-    spread = _mean(jnp.where(known, jnp.abs(shifted), 0), known)[:, None, None]
+    spread = mean(jnp.where(known, jnp.abs(shifted), 0), known)[:, None, None]
     return jnp.where(known, shifted / jnp.maximum(spread, 1e-6), 0)
-
-
-def measure(depth: Maps, truth: Maps, known: Known) -> dict[str, Float[Array, ' B']]:
-    """Measure each image's depths in meters (Eigen et al., 2014, arXiv:1406.2283, section 4).
-
-    Returns:
-      rmse: Root of the mean squared error, in meters.
-      abs_rel: Mean error in parts of the true depth.
-      delta1: Share of pixels whose depth is less than 25 % too large or too small.
-    """
-    truth = jnp.where(known, truth, 1)
-    errors = jnp.where(known, jnp.abs(depth - truth), 0)
-    ratios = jnp.maximum(depth / truth, truth / depth)
-    return {
-        'rmse': jnp.sqrt(_mean(errors**2, known)),
-        'abs_rel': _mean(errors / truth, known),
-        'delta1': _mean((ratios < CLOSE).astype(jnp.float32), known),
-    }
-
-
-def _mean(values: Maps, known: Known) -> Float[Array, ' B']:
-    """Average each map where depth is known; 0 if it is nowhere."""
-    return jnp.where(known, values, 0).sum((1, 2)) / jnp.maximum(known.sum((1, 2)), 1)

@@ -36,16 +36,23 @@ def make_step(
     """
 
     def patches_step(variables: dict[str, PyTree], batch: Batch):
-        inputs = task.inputs(batch)
         encoder, variables = select_encoder(model, variables)
-        if encoder is not model:
-            inputs = inputs[:1]  # the images
-        apply = step.bind(encoder, task, variables, batch, seed=seed, axis_name=axis_name)
-        with nn.intercept_methods(keep_hidden_states):
-            _, collections = apply(*inputs, mutable=[HIDDEN_STATES])
-        states = encoder.collect_hidden_states(collections.get(HIDDEN_STATES, {}), *inputs)
         norm = encoder.final_norm_of(variables['params'])
-        rows = features_of_patches(states, wanted, norm)
+
+        def features(batch: Batch) -> dict[str, jax.Array]:
+            inputs = task.inputs(batch)
+            if encoder is not model:
+                inputs = inputs[:1]  # the images
+            apply = step.bind(encoder, task, variables, batch, seed=seed, axis_name=axis_name)
+            with nn.intercept_methods(keep_hidden_states):
+                _, collections = apply(*inputs, mutable=[HIDDEN_STATES])
+            states = encoder.collect_hidden_states(collections.get(HIDDEN_STATES, {}), *inputs)
+            return features_of_patches(states, wanted, norm)
+
+        rows = features(batch)
+        if wanted.mirrored:
+            mirrored = {**batch, 'image': jnp.flip(batch['image'], axis=2)}
+            rows['mirrored'] = features(mirrored)['patches']
         frame = jnp.array(batch['image'].shape[1:3], jnp.int32)
         rows['frame'] = jnp.broadcast_to(frame, (len(batch['image']), 2))
         arrays = rows, {name: x for name, x in batch.items() if jnp.ndim(x) <= 2}

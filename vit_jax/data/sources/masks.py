@@ -29,14 +29,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.data import batches, images, listing
+from vit_jax.data import images, listing
 from vit_jax.data.records import BrokenRecord, Listing, Record, SourceInfo, UnknownSplit
-from vit_jax.data.sources.table import is_image
+from vit_jax.data.sources._pairs import Truth, list_folders, pair_files, split_folders
 from vit_jax.errors import UserError
 from vit_jax.ops.panoptic import VOID
 from vit_jax.storage import paths
 
-IMAGES, MASKS = 'images', ('masks', 'annotations', 'labels')  # folders
+MASKS = Truth('mask', ('masks', 'annotations', 'labels'), ('.png',))
 IGNORED = 255
 UNKNOWN = VOID - 1  # id or color without a class
 ADE20K = 'objectInfo150.txt'
@@ -95,10 +95,8 @@ class Source:
         if split not in layout.images:
             raise UnknownSplit.from_splits(self._title, split, layout.images)
         self._images, self._masks = layout.images[split], layout.masks[split]
-        names = _pair_files(self._images, self._masks, layout.suffixes, self._title)
-        count = len(names)
-        order = batches.shuffled(np.arange(count), size=count, seed=0, epoch=0)
-        self._files = [names[i] for i in order.tolist()]
+        truth = MASKS._replace(suffixes=layout.suffixes)
+        self._files = pair_files(self._images, self._masks, truth, self._title)
         self._classes = layout.classes
         classes = tuple(range(len(layout.classes.names)))
         self.info = SourceInfo(len(classes), layout.classes.names, stuff=classes)
@@ -193,86 +191,18 @@ def _find_layout(root: pathlib.Path, title: str) -> Layout:
         raise UserError(f'{title}: this folder does not exist')
     left, fine = (root / name for name in CITYSCAPES)
     if left.is_dir():
-        splits = {name: left / name for name in _list_folders(left)}
+        splits = {name: left / name for name in list_folders(left)}
         masks = {name: fine / name for name in splits}
         numbers = {number: i for i, number in enumerate(CITYSCAPES_IDS)}
         suffixes = '_leftImg8bit', '_gtFine_labelIds'
         names = tuple(CITYSCAPES_IDS.values())
         return Layout(splits, masks, Classes(names, numbers, strict=False), suffixes)
-    folders = _split_folders(root, title)
+    folders = split_folders(root, MASKS, title)
     if (root / ADE20K).is_file():
         names = _ade20k_names(root / ADE20K)
         numbers = {number: number - 1 for number in range(len(names) + 1)}  # 0 becomes VOID
         return Layout(*folders, Classes(names, numbers))
     return Layout(*folders, _read_classes(root, title))
-
-
-def _split_folders(
-    root: pathlib.Path, title: str
-) -> tuple[dict[str, pathlib.Path], dict[str, pathlib.Path]]:
-    """Find the image and mask folders of each split."""
-    if (folder := root / IMAGES).is_dir():
-        masks = _masks_folder(root, title)
-        has_images = any(is_image(file.name) for file in folder.iterdir())
-        splits = [] if has_images else _list_folders(folder)
-        if splits:
-            return {n: folder / n for n in splits}, {n: masks / n for n in splits}
-        return {'train': folder}, {'train': masks}
-    splits = [name for name in _list_folders(root) if (root / name / IMAGES).is_dir()]
-    if not splits:
-        raise UserError(
-            f'{title}: has no folder {IMAGES}; put the images into {root}/{IMAGES} and PNG files '
-            f'with the same names into {root}/{MASKS[0]}'
-        )
-    masks_of = {name: _masks_folder(root / name, title) for name in splits}
-    return {name: root / name / IMAGES for name in splits}, masks_of
-
-
-def _masks_folder(root: pathlib.Path, title: str) -> pathlib.Path:
-    for name in MASKS:
-        if (root / name).is_dir():
-            return root / name
-    raise UserError(f'{title}: has {root / IMAGES}, but no folder {root / MASKS[0]}')
-
-
-def _list_folders(folder: pathlib.Path) -> list[str]:
-    return sorted(
-        child.name
-        for child in folder.iterdir()
-        if child.is_dir() and not child.name.startswith('.')
-    )
-
-
-def _pair_files(
-    folder: pathlib.Path, masks: pathlib.Path, suffixes: tuple[str, str], title: str
-) -> list[tuple[str, str]]:
-    """Pair image and mask names; UserError if there are no images, or a mask is missing."""
-    names = [name for name in listing.files_below(folder) if is_image(name)]
-    if not names:
-        raise UserError(f'{title}: no image below {folder}')
-    existing = set(listing.files_below(masks)) if masks.is_dir() else set()
-    pngs = {_with_png(name): name for name in existing}  # 0.PNG is also the mask of 0.jpg
-    stems = [name.rpartition('.')[0].removesuffix(suffixes[0]) for name in names]
-    requested = [f'{stem}{suffixes[1]}.png' for stem in stems]
-    pairs = [(name, pngs.get(mask, mask)) for name, mask in zip(names, requested, strict=True)]
-    if missing := [pair for pair in pairs if pair[1] not in existing]:
-        name, mask = missing[0]
-        stem = mask.removesuffix('.png')
-        other = next((file for file in existing if file.rpartition('.')[0] == stem), None)
-        hint = f'; {masks / other} is not a PNG file' if other else ''
-        more = f' ({len(missing):,} of {len(names):,} lack masks)' if len(missing) > 1 else ''
-        raise UserError(f'{folder / name}: its mask {masks / mask} is missing{hint}{more}')
-    mask_names = {mask for _, mask in pairs}
-    unused = (_with_png(name) for name in existing - mask_names)
-    if count := sum(name.endswith(f'{suffixes[1]}.png') for name in unused):
-        listing.warn_once(f'{masks}: ignoring {count} masks without an image in {folder}')
-    return pairs
-
-
-def _with_png(name: str) -> str:
-    """Convert the suffix of a PNG file's name to lower case."""
-    stem, dot, ending = name.rpartition('.')
-    return f'{stem}{dot}png' if ending.lower() == 'png' else name
 
 
 def _read_values(path: pathlib.Path, colored: bool) -> np.ndarray:

@@ -53,6 +53,15 @@ class Source:
 
     def with_ground(self, index: int) -> tuple[Record, str]:
         """Make a record, and return its background, one of GROUNDS; IndexError past the end."""
+        record, ground, _ = self.draw(index)
+        return record, ground
+
+    def draw(self, index: int) -> tuple[Record, str, list[int]]:
+        """Make a record, its background, and the height of each digit as if it were fully visible.
+
+        Raises:
+          IndexError: past the end.
+        """
         if not 0 <= index < self._length:
             raise IndexError(index)
         rng = np.random.default_rng((list(SIZES).index(self._split), index))
@@ -62,7 +71,7 @@ class Source:
         first, second = self._colors(rng, ground)
         noise = rng.normal(0, 6, (height, width, 1))
         image = np.clip(first + pattern * (second - first) + noise, 0, 255).astype(np.uint8)
-        masks, labels = self._place_digits(rng, image)
+        masks, labels, heights = self._place_digits(rng, image)
         if rng.random() < 0.5:
             image = 255 - image
         record = {
@@ -72,7 +81,7 @@ class Source:
             'masks': masks,
             'areas': masks.sum((1, 2)).astype(np.float32),
         }
-        return record, ground
+        return record, ground, heights
 
     def labels(self) -> np.ndarray:
         raise UserError('source scenes: images have any number of digits instead of one class')
@@ -87,8 +96,8 @@ class Source:
 
     def _place_digits(
         self, rng: np.random.Generator, image: np.ndarray
-    ) -> tuple[np.ndarray, list[int]]:
-        """Draw digits into the image, and return masks [N H W] and classes."""
+    ) -> tuple[np.ndarray, list[int], list[int]]:
+        """Draw digits into the image, and return masks [N H W], classes and heights."""
         masks = np.zeros((MOST, *image.shape[:2]), bool)
         corners: list[tuple[int, ...]] = []
         labels: list[int] = []
@@ -108,7 +117,8 @@ class Source:
             image[window][is_ink] = color.astype(np.uint8)
             corners.append(box)
             labels.append(record['label'])
-        return masks[: len(labels)], labels
+        heights = [bottom - top for top, _, bottom, _ in corners]
+        return masks[: len(labels)], labels, heights
 
 
 def _ink(rng: np.random.Generator, digit: np.ndarray) -> np.ndarray:

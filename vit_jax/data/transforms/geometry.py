@@ -1,4 +1,4 @@
-"""Geometry of a record: boxes, masks and points move with the image, or the record is refused.
+"""Geometry of a record: boxes, masks, depth and points move with the image, or it is refused.
 
     image     uint8 [H, W, C], or [T, H, W, C] for a clip; also NAME_image of the same size
     boxes     float32 [N, 4], (x0, y0, x1, y1) in pixels, from the image's upper left corner
@@ -6,6 +6,7 @@
     points    float32 [P, 2], (x, y) in pixels
     segments  int16 [H, W], 1 + the row of a pixel's object, 0 for no object, or `VOID` if
               unknown, such as in padding
+    depth     float32 [H, W] in meters, 0 where it is unknown, such as in padding
 
 Each function takes a record with some of these besides `image`, and returns a new one. All frames
 of a clip, or views of an image, get the same transform. Numbers, strings and one-dimensional arrays
@@ -17,8 +18,8 @@ With boxes, masks or segments, the arrays in `OBJECTS` have one row per object; 
 facts about the whole image. A cut (`crop`, `follow`) clips boxes to the image and drops the objects
 outside, with their rows of all `OBJECTS`: with segments the objects without a pixel, else those
 without a box, or without a mask. Points keep their number and order, which may identify them: those
-outside of the image keep their coordinates. `areas` follow a change of scale, and are refused if
-objects are cut, because the remaining area is unknown.
+outside of the image keep their coordinates. Depth stays in meters at any scale. `areas` follow a
+change of scale, and are refused if objects are cut, because the remaining area is unknown.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import numpy as np
 from PIL import Image
 
 from vit_jax.array_types import Float, Shaped
-from vit_jax.data.records import OBJECTS, Record
+from vit_jax.data.records import MAPS, OBJECTS, Record
 from vit_jax.data.transforms.pillow import Fill, Matrix, resample, transform
 from vit_jax.data.transforms.pixels import mirror
 from vit_jax.errors import UserError
@@ -45,7 +46,7 @@ S = TypeVar('S')
 
 
 def resize(record: Record, height: int, width: int, method: Method = 'bilinear') -> Record:
-    """Scale to `height` and `width`; masks by nearest pixels.
+    """Scale to `height` and `width`; masks and depth by nearest pixels.
 
     `method` is one of `pillow.METHODS`, or a function (image, height, width) -> image.
     """
@@ -112,7 +113,7 @@ def pad(
     fill: Fill = 0,
     segment: int = VOID,
 ) -> Record:
-    """Add rows and columns: `fill` in images, zeros in masks, `segment` in segments."""
+    """Add rows and columns: `fill` in images, zeros in masks and depth, `segment` in segments."""
     check_movable(record)
     rows, columns = (top, bottom), (left, right)
     return _move(
@@ -125,7 +126,7 @@ def pad(
 
 
 def follow(record: Record, matrix: Matrix) -> Record:
-    """Move boxes, masks and points by `matrix`, after `pillow.transform` moved the image.
+    """Move boxes, masks, depth and points by `matrix`, after `pillow.transform` moved the image.
 
     A box becomes the bounding box of its moved corners, which may be wider than the object.
     """
@@ -137,6 +138,7 @@ def follow(record: Record, matrix: Matrix) -> Record:
         lambda masks: _map_masks(lambda mask: transform(mask, matrix, fill=0), masks),
         lambda points: (points - [c, f]) @ np.linalg.inv([[a, b], [d, e]]).T,
         lambda segments: _follow_numbers(segments, matrix),
+        lambda depth: np.asarray(transform(Image.fromarray(depth), matrix, fill=0)),
     )
     return _drop_outside(moved)
 
@@ -191,15 +193,24 @@ def _move(
     masks: Callable[[Shaped[np.ndarray, 'N H W']], Shaped[np.ndarray, 'N H2 W2']],
     points: Callable[[Points], Points],
     segments: Callable[[np.ndarray], np.ndarray] | None = None,
+    depth: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> Record:
-    """Move each field of a record by the function for its kind; segments by default like masks."""
-    segments = segments or (lambda numbers: masks(numbers[None])[0])
+    """Move each field of a record by the function for its kind.
+
+    Segments and depth are moved like masks by default.
+    """
+
+    def as_mask(values: np.ndarray) -> np.ndarray:
+        return masks(values[None])[0]
+
     images = {name: map_frames(image, record[name]) for name in record if is_image(name)}
     moved = {**record, **images}
     if 'masks' in record:
         moved['masks'] = masks(np.asarray(record['masks']))
     if 'segments' in record:
-        moved['segments'] = segments(np.asarray(record['segments']))
+        moved['segments'] = (segments or as_mask)(np.asarray(record['segments']))
+    if 'depth' in record:
+        moved['depth'] = (depth or as_mask)(np.asarray(record['depth'], np.float32))
     if 'points' in record:
         moved['points'] = points(np.asarray(record['points'])).astype(np.float32)
     if 'boxes' in record:
@@ -275,10 +286,11 @@ def check_movable(record: Record, *, padded: bool = True, cut: bool = False) -> 
       cut: Whether objects are cut, which forbids both these rows and `areas`.
     """
     height, width = image_size(record)
-    forms = {'boxes': (4,), 'points': (2,), 'masks': (height, width), 'segments': (height, width)}
+    forms = {'boxes': (4,), 'points': (2,), 'masks': (height, width)}
+    forms |= dict.fromkeys(MAPS, (height, width))
     for name, value in record.items():
         if name in forms:
-            rows = () if name == 'segments' else ('N',)
+            rows = () if name in MAPS else ('N',)
             if np.shape(value)[len(rows) :] != forms[name]:
                 expected = ', '.join(map(str, (*rows, *forms[name])))
                 raise UserError(f'{name!r} has shape {np.shape(value)}; it must be [{expected}]')
