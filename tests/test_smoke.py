@@ -43,8 +43,8 @@ def check_small(config, steps, parameters):
     assert parameters < 2_000_000
     sections = (config['data'], *config['evals'].values())
     sources = {section['source'].partition(':')[0] for section in sections}
-    known = {'digits', 'endless', 'scenes', 'scenes_captions', 'scenes_panoptic', 'synthetic'}
-    assert sources <= known
+    scenes = {'scenes', 'scenes_captions', 'scenes_depth', 'scenes_panoptic'}
+    assert sources <= scenes | {'digits', 'endless', 'synthetic'}
 
 
 def check_run_folder(folder):
