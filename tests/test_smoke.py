@@ -23,9 +23,9 @@ from vit_jax.trainer import build
 DIGITS = 'experiments/vit/digits.py'
 # Other tests take the runs of these as well, and each run is trained once.
 TRAINED = (DIGITS, 'experiments/mae/cifar10.py')
-# These evaluators read the masks of objects from the source, where batches may hold images alone.
-READERS = ('mean_iou', 'panoptic_quality')
-TRUTH = {'labels', 'segments', 'object_mask'}
+# These evaluators read masks or depth from the source, where batches may hold images alone.
+READERS = ('mean_iou', 'panoptic_quality', 'patch_probe', 'patch_knn')
+TRUTH = {'labels', 'segments', 'object_mask', 'depth'}
 OTHERS = [path for path in PATHS if path not in TRAINED]
 
 
