@@ -25,6 +25,7 @@ from vit_jax.models import (
     hybrid,
     mae,
     mixer,
+    rf_detr,
     sam_encoder,
     siglip,
     siglip_naflex,
@@ -48,6 +49,13 @@ EOMT = VIT | {'mlp_dim': 64, 'layer_scale': 0.1, 'num_queries': 3, 'query_blocks
 DPT = {key: VIT[key] for key in ('patch_size', 'width', 'depth', 'num_heads')} | {
     **{'mlp_dim': 64, 'layer_scale': 0.1, 'maps': ((1, 2, 4), (2, 0.5, 6))},
     **{'fusion_width': 8, 'gelu': 'erf'},
+}
+RF_DETR = {
+    key: VIT[key] for key in ('num_classes', 'patch_size', 'width', 'depth', 'num_heads')
+} | {
+    **{'mlp_dim': 64, 'layer_scale': 0.1, 'gelu': 'erf', 'maps': (1, 2), 'num_queries': 3},
+    **{'groups': 2, 'decoder_width': 32, 'decoder_depth': 1, 'decoder_heads': 2, 'cross_heads': 4},
+    **{'decoder_mlp_dim': 8, 'projector_blocks': 1},
 }
 TOWERS = {
     **{'vocab_size': 9, 'length': 4, 'patch_size': 4, 'width': 32, 'depth': 1, 'mlp_dim': 24},
@@ -77,6 +85,7 @@ MODELS = {
     'detr_panoptic': detr.PANOPTIC,
     'eomt': eomt.Model(**EOMT, posemb_prefix='none'),
     'dpt': dpt.Model(**DPT),
+    'rf_detr': rf_detr.Model(**RF_DETR),
     'siglip': siglip.Model(**TOWERS),
     'siglip_naflex': siglip_naflex.Model(**TOWERS, pos_grid=8),
     'clip': clip.Model(**TOWERS, eos=8, no_bias='patch_embed'),
@@ -129,6 +138,7 @@ TASKS = {
     **{
         'dpt': 'depth',
         'eomt': 'segment',
+        'rf_detr': 'detect_groups',
         **dict.fromkeys(('siglip', 'siglip_naflex', 'clip', 'tips'), 'siglip'),
     },
 }

@@ -27,7 +27,9 @@ _MASKS = ('mask_head.', 'bbox_attention.')
 
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
     """Return whether these are the names of the authors' DETR."""
-    return any(f'{prefix}class_embed.weight' in flat for prefix in ('', 'detr.'))
+    is_rf_detr = 'refpoint_embed.weight' in flat
+    named = any(f'{prefix}class_embed.weight' in flat for prefix in ('', 'detr.'))
+    return named and not is_rf_detr
 
 
 def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:

@@ -1,0 +1,472 @@
+"""RF-DETR: a windowed ViT and a light decoder that detects objects in real time.
+
+Robinson et al., 2025, arXiv:2511.09554, after LW-DETR, Chen et al., 2024, arXiv:2406.03459.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from vit_jax.array_types import Bool, Float
+from vit_jax.errors import UserError, check_choice
+from vit_jax.models import base, vit
+from vit_jax.models._deformable import SAMPLINGS, Cells, DeformableBlock, move_boxes, sine_boxes
+from vit_jax.models.base import check_counts, check_fields
+from vit_jax.models.detr import resize_nearest
+from vit_jax.models.eomt import Encoder
+from vit_jax.models.vit import block_factory, make_norm
+from vit_jax.nn.dense import Dense
+from vit_jax.nn.detection import UNIFORM, ZEROS, Layers, Projector, WindowCut
+from vit_jax.nn.maps import AttentionMap, HiddenState, collect, collect_blocks
+from vit_jax.nn.norms import LayerNorm
+from vit_jax.nn.options import BlockFields, PoolFields, PositionFields
+from vit_jax.nn.patches import patch_grid
+
+# name: side of a patch, windows, maps, and blocks of the decoder; all on a ViT-S
+VARIANTS = {
+    'N': (16, 2, (3, 6, 9, 12), 2),
+    'S': (16, 2, (3, 6, 9, 12), 3),
+    'B': (14, 4, (2, 5, 8, 11), 3),
+    'M': (16, 2, (3, 6, 9, 12), 4),
+}
+# The fields of the ViT.
+BACKBONE = (
+    *('patch_size', 'width', 'depth', 'mlp_dim', 'num_heads', 'registers', 'no_bias', 'block'),
+    *('positions', 'remat', 'attention', 'dtype', 'windows'),
+)
+PRIOR = 0.01  # probability of each class at first
+_DECODER_EPS = 1e-5
+_SIDE = 0.05  # of the boxes that cells propose
+_LOW, _HIGH = 0.01, 0.99  # centers of cells that may propose
+
+
+def variant(name: str) -> dict[str, Any]:
+    """Look up keywords of `Model` for a name of VARIANTS, such as 'M'.
+
+    Raises:
+      UserError: if there is no such variant.
+    """
+    check_choice('RF-DETR variant', name, VARIANTS)
+    patch, windows, maps, decoder_depth = VARIANTS[name]
+    fields = {'patch_size': patch, 'windows': windows, 'maps': maps, 'depth': maps[-1]}
+    return {**vit.variant(f'S/{patch}'), **fields, 'decoder_depth': decoder_depth}
+
+
+class Model(base.PatchModel):
+    """RF-DETR for images whose grid of patches can be cut into windows.
+
+    Attributes:
+      num_classes: Number of classes of objects.
+      patch_size, width, depth, mlp_dim, num_heads, registers, no_bias: See `vit.Model`.
+      maps: Numbers of blocks after which the detector reads the tokens, through the final norm; the
+        last is `depth`. The block after each of them attends to the whole image, all others within
+        windows. None for four evenly spaced ones.
+      windows: Windows along each side of the image.
+      num_queries: Q, objects that an image can have; no more than it has patches.
+      groups: G, groups of queries in training, of which the first remains.
+      decoder_width, decoder_depth, decoder_heads, decoder_mlp_dim: Sizes of the decoder.
+      cross_heads, points: Heads of the attention to the image, and the points that each samples.
+      projector_blocks: Pairs of convolutions from the maps to the decoder.
+      projector_eps: Value added to the variance in the norms of these convolutions.
+      sampling: How points are sampled: by 'gather', or by a 'product' with the weights of all
+        cells.
+      dropout: Dropout rate in the decoder, of activations and residual branches.
+      block, positions: See `vit.Model`; no norms after the sums, no positions within attention.
+      remat, attention, dtype: See `vit.Model`.
+
+    Raises:
+      UserError: for an invalid field, or images that do not fit patches or windows.
+    """
+
+    num_classes: int | None = None
+    patch_size: int = 16
+    width: int = 384
+    depth: int = 12
+    mlp_dim: int = 1536
+    num_heads: int = 6
+    registers: int = 0
+    no_bias: tuple[str, ...] = ()
+    maps: tuple[int, ...] | None = None
+    windows: int = 2
+    num_queries: int = 300
+    groups: int = 13
+    decoder_width: int = 256
+    decoder_depth: int = 3
+    decoder_heads: int = 8
+    decoder_mlp_dim: int = 2048
+    cross_heads: int = 16
+    points: int = 2
+    projector_blocks: int = 3
+    projector_eps: float = 1e-6
+    sampling: str = 'gather'
+    dropout: float = 0.0
+    block: BlockFields = BlockFields()
+    positions: PositionFields = PositionFields()
+    remat: bool | str = False
+    attention: str = 'auto'
+    dtype: str = 'float32'
+
+    head_layers: ClassVar[tuple[str, ...]] = ('class_embed',)
+    effects: ClassVar = {
+        **dict.fromkeys(('maps', 'windows', 'decoder_heads'), 'binding'),
+        **{'projector_eps': 'noted', 'sampling': 'none'},
+    }
+
+    def __post_init__(self) -> None:
+        check_fields(self, 'attention', 'dtype', 'remat', 'dropout')
+        check_counts(self, 'num_queries', 'groups', 'windows', 'decoder_depth', 'points')
+        check_choice('sampling', self.sampling, SAMPLINGS)
+        layers = self.map_layers
+        if list(layers) != sorted({*layers}) or layers[0] < 1 or layers[-1] != self.depth:
+            raise UserError(
+                f'maps={self.maps}: must be increasing numbers from 1 to depth={self.depth}'
+            )
+        for heads in ('decoder_heads', 'cross_heads'):
+            if self.decoder_width % (4 * getattr(self, heads)):
+                raise UserError(
+                    f'decoder_width={self.decoder_width}: must be a multiple of 4 {heads}, '
+                    f'{4 * getattr(self, heads)}'
+                )
+        if self.block.norm_place == 'post' or self.positions.kind != 'none':
+            raise UserError(
+                "an RF-DETR has no block.norm_place 'post', and positions.kind is 'none'"
+            )
+        self.backbone_module()
+        super().__post_init__()
+
+    @property
+    def map_layers(self) -> tuple[int, ...]:
+        """Numbers of the blocks after which the detector reads the tokens."""
+        if self.maps:
+            return self.maps
+        return tuple(sorted({-(-self.depth * i // 4) for i in (1, 2, 3, 4)}))
+
+    def backbone_module(self) -> Backbone:
+        """Make the module of the ViT, which is not bound."""
+        fields = {name: getattr(self, name) for name in BACKBONE}
+        return Backbone(**fields, pool=PoolFields('cls'), maps=self.map_layers, parent=None)
+
+    class_tokens = 1
+
+    @property
+    def prefix_tokens(self) -> int:
+        """Number of tokens before the patches."""
+        return self.class_tokens + self.registers
+
+    @property
+    def positioned_tokens(self) -> int:
+        """Number of tokens before the patches that have a row of `pos_embed`."""
+        return self.backbone_module().positioned_tokens
+
+    @property
+    def stride(self) -> int:
+        """Side in pixels of the square of one token."""
+        return self.patch_size
+
+    @property
+    def kernel_side(self) -> int:
+        """Side in pixels of the patches that `patch_embed` has its kernel for."""
+        return self.patch_size
+
+    def setup(self) -> None:
+        dtype, width = jnp.dtype(self.dtype), self.decoder_width
+        self.vit = self.backbone_module()
+        nn.share_scope(self, self.vit)  # its parameters are at the top level, as in a ViT
+        self.projector = Projector(width, self.projector_blocks, self.projector_eps, dtype)
+        self.proposals = [Proposals(width, dtype) for _ in range(self.groups)]
+        queries = self.groups * self.num_queries
+        self.query_embed = self.param('query_embed', nn.initializers.normal(1.0), (queries, width))
+        self.query_boxes = self.param('query_boxes', ZEROS, (queries, 4))
+        block: dict[str, Any] = {
+            **{'num_heads': self.decoder_heads, 'mlp_dim': self.decoder_mlp_dim},
+            **{'cross_heads': self.cross_heads, 'points': self.points, 'sampling': self.sampling},
+            **{'dropout': self.dropout, 'activation_dropout': self.dropout, 'dtype': dtype},
+            **{'norm_eps': _DECODER_EPS, 'attention_by': self.attention},
+        }
+        self.decoder = Decoder(functools.partial(DeformableBlock, **block), self.decoder_depth)
+        self.class_embed = ClassHeads(self.num_classes or 0, self.groups)
+        self.bbox_embed = Layers((width, width, 4), dtype, zero=True)
+
+    def __call__(
+        self,
+        images: Float[Array, 'B H W C'],
+        pixel_mask: Bool[Array, 'B H W'] | None = None,
+        train: bool = False,
+    ) -> dict[str, Float[Array, 'B ...']]:
+        """Detect the objects of normalized images, whose padding is zero.
+
+        Args:
+          images: Normalized images.
+          pixel_mask: True for real pixels, false for padding; by default all are real.
+          train: Whether dropout acts, and whether there are G groups of queries instead of one.
+
+        Returns:
+          logits: [B GQ num_classes] in float32, of a sigmoid for each class.
+          boxes: [B GQ 4] in float32, centered (x, y, w, h), shares of the sides of the real image.
+          aux_logits, aux_boxes: [B L-1 GQ ...], the same after each block of the decoder but the
+            last.
+          first_logits, first_boxes: [B G Q ...], the proposals that the queries start from.
+        """
+        if pixel_mask is None:
+            pixel_mask = jnp.ones(images.shape[:3], bool)
+        features = self.projector(self.vit(images, train))
+        return self.detect(features, pixel_mask, train).outputs
+
+    def detect(
+        self, features: Float[Array, 'B h w D'], pixel_mask: Bool[Array, 'B H W'], train: bool
+    ) -> Detections:
+        """Run both stages on the map of an image; see `__call__`."""
+        batch, height, width, _ = features.shape
+        real = resize_nearest(pixel_mask, (height, width))
+        cells = Cells(
+            features.reshape(batch, height * width, -1), real.reshape(batch, -1), (height, width)
+        )
+        groups, count = self.groups if train else 1, self._count((height, width))
+        first = self._propose(cells, real, groups)
+
+        def rows(table: Array) -> Array:
+            table = table.reshape(self.groups, self.num_queries, -1)[:groups, :count]
+            return jnp.broadcast_to(table, (batch, *table.shape)).reshape(batch, groups * count, -1)
+
+        starts = jax.lax.stop_gradient(first['boxes']).reshape(batch, groups * count, 4)
+        boxes, x = move_boxes(starts, rows(self.query_boxes)), rows(self.query_embed)
+        hidden = self.decoder(x, cells, boxes, _real_shares(real), train, groups)
+        logits = self.class_embed(hidden)
+        found = move_boxes(boxes[:, None], self.bbox_embed(hidden))
+        outputs = {
+            **{'logits': logits[:, -1], 'boxes': found[:, -1]},
+            **{'aux_logits': logits[:, :-1], 'aux_boxes': found[:, :-1]},
+            **{'first_logits': first['logits'], 'first_boxes': first['boxes']},
+        }
+        return Detections(outputs, hidden, first['queries'])
+
+    def _count(self, grid: tuple[int, int]) -> int:
+        """Return the number of queries of a group for an image of this grid."""
+        return min(self.num_queries, math.prod(grid))
+
+    def _propose(
+        self, cells: Cells, real: Bool[Array, 'B h w'], groups: int
+    ) -> dict[str, Float[Array, 'B G Q _']]:
+        """Select the cells that most likely hold objects, for each group."""
+        boxes, valid = _cell_boxes(real)
+        tokens = jnp.where(valid[..., None], cells.tokens, 0)
+        # All groups have parameters, whatever the first call is.
+        count = self.groups if self.is_initializing() else groups
+        selected = []
+        for i in range(count):
+            x, changes = self.proposals[i](tokens)
+            logits = self.class_embed.of_group(x, i)
+            scores = jnp.where(valid, logits.max(-1), -jnp.inf)
+            _, best = jax.lax.top_k(scores, self._count(cells.size))
+            every = {'logits': logits, 'boxes': move_boxes(boxes, changes), 'queries': x}
+            selected.append(
+                {k: jnp.take_along_axis(v, best[..., None], axis=1) for k, v in every.items()}
+            )
+        return jax.tree.map(lambda *arrays: jnp.stack(arrays, axis=1), *selected[:groups])
+
+    def attention_maps(
+        self,
+        intermediates: Mapping[str, Any],
+        images: Float[Array, 'B H W C'],
+        pixel_mask: Bool[Array, 'B H W'] | None = None,
+    ) -> list[AttentionMap]:
+        """Collect attention among queries, and of queries to cells of the image.
+
+        Args:
+          intermediates: Collection `intermediates` that the model returns.
+          images: Input of the model.
+          pixel_mask: Input of the model; padding gets no attention.
+        """
+        del pixel_mask
+        grid = patch_grid(images.shape[1], images.shape[2], self.patch_size)
+        queries = (self._count(grid),)
+        sampled = collect(intermediates, 'decoder', queries, grid, 'deformable')
+        return [
+            *collect(intermediates, 'decoder', queries, queries),
+            *(m._replace(name=m.name.replace('/deformable', '/cross')) for m in sampled),
+        ]
+
+    def collect_hidden_states(
+        self, collection: Mapping[str, Any], images: Float[Array, 'B H W C'], *others: Any
+    ) -> list[HiddenState]:
+        """Collect the states of the encoder's layers; class tokens are those of the first window.
+
+        The last state is the input of the last map.
+        """
+        del others
+        grid = patch_grid(images.shape[1], images.shape[2], self.patch_size)
+        cut = WindowCut(grid, self.windows, self.prefix_tokens)
+        embedding, *blocks = collect_blocks(collection, 'encoder')
+        whole = [embedding, *((name, cut.join(x)) for name, x in blocks)]
+        return [
+            HiddenState(name, x, grid, self.prefix_tokens, self.class_tokens) for name, x in whole
+        ]
+
+    def layer_order(self) -> tuple[str, ...]:
+        """List patterns of the layers' parameters from the image to the end of the encoder."""
+        return self.backbone_module().layer_order()
+
+
+class Detections(NamedTuple):
+    """Results of the detector.
+
+    Attributes:
+      outputs: See `Model.__call__`.
+      hidden: Queries after each block of the decoder, normalized.
+      proposals: Features of the cells that were selected.
+    """
+
+    outputs: dict[str, Array]
+    hidden: Float[Array, 'B L _ D']
+    proposals: Float[Array, 'B G Q D']
+
+
+def _real_shares(real: Bool[Array, 'B h w']) -> Float[Array, 'B 1 4']:
+    """Return the shares (x, y, x, y) of the sides of maps that are not padding."""
+    rows, columns = real[:, :, 0].mean(1), real[:, 0, :].mean(1)
+    return jnp.stack([columns, rows] * 2, axis=-1)[:, None]
+
+
+def _cell_boxes(
+    real: Bool[Array, 'B h w'],
+) -> tuple[Float[Array, 'B N 4'], Bool[Array, 'B N']]:
+    """Return a small box at each cell, relative to the real part, and whether it may propose."""
+    batch, height, width = real.shape
+    rows = (jnp.arange(height) + 0.5) / real[:, :, 0].sum(1)[:, None]
+    columns = (jnp.arange(width) + 0.5) / real[:, 0, :].sum(1)[:, None]
+    y = jnp.broadcast_to(rows[:, :, None], real.shape).reshape(batch, -1)
+    x = jnp.broadcast_to(columns[:, None, :], real.shape).reshape(batch, -1)
+    inside = (jnp.minimum(x, y) > _LOW) & (jnp.maximum(x, y) < _HIGH)
+    valid = real.reshape(batch, -1) & inside
+    boxes = jnp.stack([x, y, *[jnp.full_like(x, _SIDE)] * 2], axis=-1)
+    return jnp.where(valid[..., None], boxes, 0), valid
+
+
+class Backbone(vit.Model):
+    """A ViT that attends within windows, except in the block after each map.
+
+    Attributes:
+      maps, windows: See `Model`.
+
+    Other attributes: see `vit.Model`.
+    """
+
+    maps: tuple[int, ...] = ()
+    windows: int = 1
+
+    @nn.compact
+    def __call__(  # type: ignore[override]  # other outputs
+        self, images: Float[Array, 'B H W C'], train: bool = False
+    ) -> list[Float[Array, 'B h w D']]:
+        """Compute the maps of all layers of `maps`, after the final norm if any."""
+        dtype, block = jnp.dtype(self.dtype), self.block
+        grid = patch_grid(images.shape[1], images.shape[2], self.patch_size)
+        cut = WindowCut(grid, self.windows, self.prefix_tokens)
+        encoder = Encoder(
+            block_factory(self, dtype),
+            functools.partial(make_norm(self), block.norm_eps, dtype=dtype),
+            *(self.depth, block.drop_path, self.remat, block.final_norm, dtype),
+            name='encoder',
+        )
+        x = cut.cut(self._embed(images, None, train, dtype))
+        shape, maps = x.shape, []
+        for i in range(self.depth):
+            x = x.reshape(len(images), -1, shape[-1]) if i in self.maps else x.reshape(shape)
+            x = encoder(x, range(i, i + 1), train)
+            if i + 1 in self.maps:
+                patches = cut.join(encoder.normed(x))[:, self.prefix_tokens :]
+                maps.append(patches.reshape(len(images), *grid, -1))
+        return maps
+
+
+class Proposals(nn.Module):
+    """Features of each cell, and the change of its box, for the first stage of a group."""
+
+    width: int
+    dtype: Any
+
+    @nn.compact
+    def __call__(
+        self, tokens: Float[Array, 'B N D']
+    ) -> tuple[Float[Array, 'B N D'], Float[Array, 'B N 4']]:
+        x = Dense(self.width, dtype=self.dtype, kernel_init=UNIFORM, name='proj')(tokens)
+        x = LayerNorm(_DECODER_EPS, dtype=self.dtype, name='norm')(x)
+        layers = Layers((self.width, self.width, 4), self.dtype, zero=True, name='bbox_embed')
+        return x, layers(x)
+
+
+class ClassHeads(nn.Module):
+    """Scores of classes: of the decoder, and of each group in the first stage.
+
+    The first has the parameters `kernel` and `bias`, the others `group_0/kernel` and so on.
+    """
+
+    num_classes: int
+    groups: int
+
+    def setup(self) -> None:
+        bias = nn.initializers.constant(-math.log((1 - PRIOR) / PRIOR))
+        make = functools.partial(Dense, self.num_classes, True, jnp.float32, UNIFORM, bias)
+        self.last, self.group = make(), [make() for _ in range(self.groups)]
+        nn.share_scope(self, self.last)
+
+    def __call__(self, x: Float[Array, '*B D']) -> Float[Array, '*B C']:
+        """Score the queries of the decoder."""
+        return self.last(x)
+
+    def of_group(self, x: Float[Array, '*B D'], number: int) -> Float[Array, '*B C']:
+        """Score the cells for a group."""
+        return self.group[number](x)
+
+
+class Decoder(nn.Module):
+    """Blocks `block_0`, `block_1`, ... that read the map around each query's box.
+
+    `norm` is applied to the output of each; `positions` makes positions of the queries from their
+    boxes, which stay the same for all blocks.
+    """
+
+    make_block: Any
+    depth: int
+
+    def setup(self) -> None:
+        self.block = [self.make_block() for _ in range(self.depth)]
+        last = self.block[-1]
+        self.norm = LayerNorm(last.norm_eps, dtype=last.dtype)
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, 'B Q D'],
+        cells: Cells,
+        boxes: Float[Array, 'B Q 4'],
+        shares: Float[Array, 'B 1 4'],
+        train: bool,
+        groups: int,
+    ) -> Float[Array, 'B L Q D']:
+        """Stack the outputs of all blocks.
+
+        Args:
+          x: Queries.
+          cells: Map of the image.
+          boxes: Boxes, relative to the real part of the image.
+          shares: Shares of the map's sides that are real.
+          train: Whether dropout acts.
+          groups: Number of groups of the queries.
+        """
+        width, dtype = x.shape[-1], self.block[-1].dtype
+        boxes = boxes * shares
+        positions = Layers((width, width), dtype, name='positions')(sine_boxes(boxes, 2 * width))
+        x, outputs = x.astype(dtype), []
+        for block in self.block:
+            x = block(x, cells, boxes, positions, train, groups)
+            outputs.append(self.norm(x))
+        return jnp.stack(outputs, axis=1)
