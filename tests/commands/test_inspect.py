@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from helpers.messages import mentions
 
 from vit_jax import __main__ as cli
 from vit_jax.commands import inspect
@@ -12,7 +13,6 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 from vit_jax.models import vit
-from helpers.messages import mentions
 
 
 def get_config(arg=None):

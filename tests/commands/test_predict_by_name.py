@@ -7,6 +7,7 @@ from unittest.mock import ANY
 import jax
 import numpy as np
 import pytest
+from helpers.messages import mentions, says
 from ml_collections import ConfigDict
 from PIL import Image
 
@@ -45,7 +46,6 @@ VIZ = """
 from matplotlib.figure import Figure
 
 from vit_jax.viz import base
-from helpers.messages import mentions, says
 
 class Viz(base.Viz):
     columns = ('at', 'brightness')

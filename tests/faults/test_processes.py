@@ -12,6 +12,7 @@ import time
 import numpy as np
 import pytest
 from helpers import forked
+from helpers.messages import mentions
 from helpers.runs import undrawn  # noqa: F401
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -26,7 +27,6 @@ pytestmark = [pytest.mark.process, pytest.mark.slow]
 # SGD, because Adam turns rounding into steps where the gradient is zero but for rounding.
 CONFIG = """
 from helpers import linear
-from helpers.messages import mentions
 
 def get_config(arg=None):
     config = linear.get_config()

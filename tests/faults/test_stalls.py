@@ -8,6 +8,7 @@ import time
 
 import pytest
 from helpers import forked
+from helpers.messages import mentions
 from helpers.runs import (
     digest,
     linear,
@@ -55,7 +56,6 @@ def test_a_run_whose_data_stall_saves_its_state_and_goes_on_bit_for_bit(
 HANGS = """
 import os, signal, time
 from vit_jax.runtime.preemption import Preemption
-from helpers.messages import mentions
 with Preemption():
     os.kill(os.getpid(), signal.SIGINT)
     os.kill(os.getpid(), signal.SIGTERM)

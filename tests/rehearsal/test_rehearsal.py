@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from helpers import broken_evaluation, second_start
 from helpers import forked as forked_lib
+from helpers.messages import mentions
 from helpers.mounts import small_disk
 from PIL import Image
 
@@ -53,7 +54,6 @@ def forked(monkeypatch):
 DRY_RUN = """
 import os, sys
 from vit_jax.rehearsal import dry_run
-from helpers.messages import mentions
 
 code = dry_run.main()
 sys.stdout.flush()

@@ -5,6 +5,7 @@ import sys
 import time
 
 import pytest
+from helpers.messages import mentions
 
 from vit_jax.__main__ import main
 from vit_jax.runtime import watchdog
@@ -12,7 +13,6 @@ from vit_jax.runtime import watchdog
 HANGS = """
 import time
 from vit_jax.runtime.watchdog import Watchdog
-from helpers.messages import mentions
 
 def stuck():
     time.sleep(60)

@@ -6,7 +6,7 @@ import operator
 import numpy as np
 import pytest
 import threadpoolctl
-from helpers.messages import mentions
+from helpers.messages import mentions, says
 from matplotlib.colors import to_rgb
 from scipy import stats
 

@@ -8,6 +8,7 @@ import socket
 from collections import Counter
 
 import pytest
+from helpers.messages import says
 
 pytest.importorskip('optuna')
 

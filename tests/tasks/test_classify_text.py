@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import transformers_siglip as siglip
+from helpers.messages import mentions
 
 from vit_jax.errors import UserError
 from vit_jax.ops import terms
@@ -40,7 +41,6 @@ def test_texts_are_not_mixed(name):
 CONFIG = """
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
-from helpers.messages import mentions
 
 def get_config():
     config = ConfigDict(dict(total='60 steps', batch_size=32, model=dict(name=placeholder(str))))

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.messages import mentions
 from ml_collections import ConfigDict
 
 from vit_jax.__main__ import main
@@ -43,7 +44,6 @@ ENTRIES = {
 }
 RECORDER = """
 from vit_jax.evaluators import base
-from helpers.messages import mentions
 
 
 class Evaluator(base.Evaluator):

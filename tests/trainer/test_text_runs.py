@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 import pytest
+from helpers.messages import mentions
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
@@ -37,7 +38,6 @@ import optax
 from vit_jax.models import base as models
 from vit_jax.ops.terms import Term
 from vit_jax.tasks import base
-from helpers.messages import mentions
 
 
 class Model(models.Model):

@@ -4,6 +4,7 @@ import collections
 import io
 import json
 import os
+import re
 import sys
 import urllib.error
 from types import ModuleType, SimpleNamespace
