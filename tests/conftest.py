@@ -169,7 +169,7 @@ def signals_of_the_process() -> Iterator[None]:
 # What runs draw takes as long as they do: modules, classes and methods.
 DRAW = {
     'curves': ('vit_jax.trainer.writer', 'Writer', 'draw'),
-    'examples': ('vit_jax.trainer.examples', 'Examples', 'show'),
+    'examples': ('vit_jax.trainer.examples', 'ExampleDisplay', 'show'),
 }
 
 

@@ -20,7 +20,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from vit_jax import __main__ as cli
-from vit_jax.trainer.examples import Examples
+from vit_jax.trainer.examples import ExampleDisplay
 from vit_jax.viz import curves
 
 pytestmark = pytest.mark.slow
@@ -57,7 +57,7 @@ def run(lab, config, undrawn_pictures):
     with pytest.MonkeyPatch.context() as patch:
         use_one_device(patch)
         if 'examples' in undrawn_pictures:
-            patch.setattr(Examples, 'show', undrawn_pictures['examples'])
+            patch.setattr(ExampleDisplay, 'show', undrawn_pictures['examples'])
         assert cli.main(['train', '--config', f'{config}:smoke', '--workdir', str(folder)]) == 0
     return folder
 

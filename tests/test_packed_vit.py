@@ -30,7 +30,7 @@ from vit_jax.evaluators import confusion
 from vit_jax.inference.load import open_run
 from vit_jax.inference.predict import predictor
 from vit_jax.trainer import build, early_stopping, evaluate
-from vit_jax.trainer.examples import Examples
+from vit_jax.trainer.examples import ExampleDisplay
 
 # `test_outside_system.py` takes one system through the same commands in `make test`.
 pytestmark = [pytest.mark.slow, pytest.mark.long]
@@ -62,7 +62,7 @@ def run(home, config, undrawn_pictures):
     with pytest.MonkeyPatch.context() as patch:
         use_one_device(patch)
         if 'examples' in undrawn_pictures:
-            patch.setattr(Examples, 'show', undrawn_pictures['examples'])
+            patch.setattr(ExampleDisplay, 'show', undrawn_pictures['examples'])
         folder = home / 'run'
         assert cli.main(['train', '--config', config, '--workdir', str(folder)]) == 0
     return folder

@@ -24,7 +24,7 @@ PyTree = Any
 Metrics = dict[str, jax.Array]
 
 
-class Examples(NamedTuple):
+class GlobalRows(NamedTuple):
     """Rows of a global batch.
 
     Attributes:
@@ -58,7 +58,7 @@ class Split(NamedTuple):
 
 
 # (params, collections, examples) -> (outputs, collections)
-Forward = Callable[[PyTree, PyTree, Examples], tuple[dict[str, Any], PyTree]]
+Forward = Callable[[PyTree, PyTree, GlobalRows], tuple[dict[str, Any], PyTree]]
 Loss = Callable[[dict[str, Any], dict[str, Any]], dict[str, Term]]
 
 
@@ -67,7 +67,7 @@ def separable(
     loss: Loss,
     params: PyTree,
     collections: PyTree,
-    examples: Examples,
+    examples: GlobalRows,
     split: Split,
 ) -> tuple[PyTree, Metrics, PyTree]:
     """Differentiate a loss whose terms are sums over rows.
@@ -84,21 +84,21 @@ def separable(
       Gradients and metrics of the global batch, and the collections after it.
     """
 
-    def terms_of(params: PyTree, collections: PyTree, examples: Examples):
+    def terms_of(params: PyTree, collections: PyTree, examples: GlobalRows):
         outputs, collections = forward(params, collections, examples)
         return loss(outputs, examples.batch), collections
 
-    def count(examples: Examples):
+    def count(examples: GlobalRows):
         return terms.counts(terms_of(params, collections, examples)[0])
 
     counts = global_counts(count, examples, split)
 
-    def share(params: PyTree, collections: PyTree, examples: Examples):
+    def share(params: PyTree, collections: PyTree, examples: GlobalRows):
         parts, collections = terms_of(params, collections, examples)
         total, metrics = weighted_loss(parts, counts)
         return total, (metrics, collections)
 
-    def microbatch(collections: PyTree, examples: Examples):
+    def microbatch(collections: PyTree, examples: GlobalRows):
         grads, (metrics, collections) = jax.grad(share, has_aux=True)(params, collections, examples)
         return collections, (grads, metrics)
 
@@ -115,7 +115,7 @@ def coupled(
     loss: Loss,
     params: PyTree,
     collections: PyTree,
-    examples: Examples,
+    examples: GlobalRows,
     split: Split,
 ) -> tuple[PyTree, Metrics, PyTree]:
     """Differentiate a loss in which rows depend on one another; see `separable`.
@@ -126,7 +126,7 @@ def coupled(
     if split == Split():
         return separable(forward, loss, params, collections, examples, split)
 
-    def output(collections: PyTree, examples: Examples):
+    def output(collections: PyTree, examples: GlobalRows):
         outputs, collections = forward(params, collections, examples)
         return collections, outputs
 
@@ -140,7 +140,7 @@ def coupled(
     by_output, metrics = jax.grad(total, has_aux=True)(inexact(gathered))
     by_output = own_share(by_output, outputs, split)
 
-    def microbatch(collections: PyTree, rows: tuple[Examples, PyTree]):
+    def microbatch(collections: PyTree, rows: tuple[GlobalRows, PyTree]):
         examples, cotangents = rows
 
         def run(params: PyTree):
@@ -169,7 +169,7 @@ def weighted_loss(
 
 
 def global_counts(
-    count: Callable[[Examples], terms.Scalars], examples: Examples, split: Split
+    count: Callable[[GlobalRows], terms.Scalars], examples: GlobalRows, split: Split
 ) -> terms.Scalars | None:
     """Return the counts of the whole global batch; None if a microbatch is all of it.
 
@@ -210,7 +210,7 @@ def divide(examples: PyTree, steps: int) -> PyTree:
     )
 
 
-def join(fn: Callable, carry: PyTree, examples: Examples, steps: int) -> PyTree:
+def join(fn: Callable, carry: PyTree, examples: GlobalRows, steps: int) -> PyTree:
     """Return the outputs of `fn(carry, examples) -> (carry, outputs)` for all rows, in their order.
 
     Raises:

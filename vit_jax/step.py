@@ -195,7 +195,7 @@ def make_train_step(
             with stochastic.example_positions(examples.positions):
                 return task.outputs(apply, examples.batch), apply.collections
 
-        examples = gradients.Examples(batch, positions)
+        examples = gradients.GlobalRows(batch, positions)
         trained = state.params
         if optimizer.freeze:
             trained = param_groups.select_trained(state.params, optimizer.freeze)
@@ -229,7 +229,10 @@ def make_gradient(task: Task, step: Step, times: Durations | None, layout: Any) 
         sharpen = sharpness.make_sharpness_aware(step.sam, step.sam_schedule, times)
 
     def differentiate(
-        forward: gradients.Forward, params: PyTree, state: TrainState, examples: gradients.Examples
+        forward: gradients.Forward,
+        params: PyTree,
+        state: TrainState,
+        examples: gradients.GlobalRows,
     ):
         at_step = sharpen(gradient, state.step) if sharpen else gradient
         return at_step(forward, task.loss, params, state.collections, examples, split)

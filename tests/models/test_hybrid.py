@@ -12,7 +12,7 @@ from helpers.pictures import count, drawn, images_like, shapes, spec
 from vit_jax import __main__ as cli
 from vit_jax.errors import UserError
 from vit_jax.models import vit
-from vit_jax.models.hybrid import VARIANTS, Block, Model, ResNet, Root, parts, variant
+from vit_jax.models.hybrid import VARIANTS, Bottleneck, Model, ResNet, Root, parts, variant
 from vit_jax.profiling import flops
 from vit_jax.tree_paths import path_name
 
@@ -149,7 +149,7 @@ def np_block(x, p, stride):
 )
 def test_a_bottleneck_by_hand(stride, channels, size):
     x = images_like(2, *size, channels)
-    block = Block(width=64, stride=stride)
+    block = Bottleneck(width=64, stride=stride)
     params = drawn(block, x)
     assert ('proj' in params) == ('proj_norm' in params) == (channels == 64 or stride == 2)
     with jax.default_matmul_precision('highest'):
@@ -161,7 +161,7 @@ def test_a_bottleneck_by_hand(stride, channels, size):
 def test_epsilons_show_where_kernels_and_features_are_small():
     """Deviations of 1e-5 and 1e-3, those of the epsilons, so that a wrong one is wrong by half."""
     x = 1e-3 * images_like(1, 4, 4, 64) / 64**0.5
-    block = Block(width=64)
+    block = Bottleneck(width=64)
     params = drawn(block, x)
     for name in ('conv1', 'conv2', 'conv3', 'proj'):
         params[name]['kernel'] *= 1e-5 / np.std(params[name]['kernel'])

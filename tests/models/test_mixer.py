@@ -8,7 +8,7 @@ from helpers import precision
 from helpers.pictures import count, drawn, images_like, shapes, spec
 
 from vit_jax.errors import UserError
-from vit_jax.models.mixer import VARIANTS, Block, Model, variant
+from vit_jax.models.mixer import VARIANTS, MixerLayer, Model, variant
 from vit_jax.profiling import flops
 
 SIZES = {'width': 8, 'depth': 2, 'tokens_mlp_dim': 4, 'channels_mlp_dim': 16}
@@ -64,7 +64,7 @@ def test_scanned_blocks_compute_the_same():
 
 @pytest.mark.parametrize('branch', ['token_mixing', 'channel_mixing'])
 def test_a_branch_mixes_along_one_axis(branch):
-    block, x = Block(4, 16), images_like(1, 6, 8)
+    block, x = MixerLayer(4, 16), images_like(1, 6, 8)
     params = drawn(block, x)
     other = {'token_mixing': 'channel_mixing', 'channel_mixing': 'token_mixing'}[branch]
     params[other] = jax.tree.map(np.zeros_like, params[other])

@@ -154,7 +154,7 @@ def test_stochastic_depth_rises_over_all_blocks():
     rates = {}
 
     def keep(next_fun, args, kwargs, context):
-        if isinstance(context.module, windows.Block) and context.method_name == '__call__':
+        if isinstance(context.module, windows.WindowBlock) and context.method_name == '__call__':
             rates['/'.join(context.module.path)] = args[2]
         return next_fun(*args, **kwargs)
 
@@ -168,7 +168,7 @@ def test_the_residual_stream_has_the_dtype_asked_for_up_to_the_first_merging(res
     model = Model(**TINY, dtype='bfloat16', residual_dtype=residual)
 
     def call(params):
-        is_block = lambda m, name: isinstance(m, windows.Block) and name == '__call__'  # noqa: E731
+        is_block = lambda m, name: isinstance(m, windows.WindowBlock) and name == '__call__'  # noqa: E731
         images = jnp.zeros((1, 12, 12, 3))
         return model.apply({'params': params}, images, capture_intermediates=is_block)[1]
 

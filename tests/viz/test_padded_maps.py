@@ -27,7 +27,7 @@ def weights(layers, heads, queries, keys):
 def test_queries_are_drawn_by_name_without_the_padding():
     drawn = pictures(
         attention.draw_queries(
-            IMAGE, weights(2, 2, 5, 6), (2, 3), names={1: 'dog', 4: ''}, seen=(30, 44)
+            IMAGE, weights(2, 2, 5, 6), (2, 3), names={1: 'dog', 4: ''}, real_size=(30, 44)
         )
     )
     assert list(drawn) == ['input', 'mean of all queries', 'query 1: dog', 'query 4']
@@ -37,7 +37,7 @@ def test_queries_are_drawn_by_name_without_the_padding():
 def test_what_is_left_is_the_corner_of_the_whole_picture():
     w = weights(2, 2, 6, 6)
     whole, cut = (
-        pictures(attention.draw_layers(IMAGE, w, (2, 3), (2, 3), query=(0, 1), seen=seen))
+        pictures(attention.draw_layers(IMAGE, w, (2, 3), (2, 3), query=(0, 1), real_size=seen))
         for seen in (None, (30, 44))
     )
     assert whole.keys() == cut.keys()
@@ -54,6 +54,8 @@ def test_all_queries_or_none(names):
 @pytest.mark.slow
 def test_small_pictures_of_a_large_image_have_no_pixels_that_nobody_sees():
     image = np.zeros((1400, 2100, 3), np.uint8)
-    drawn = pictures(attention.draw_queries(image, weights(1, 2, 5, 6), (2, 3), seen=(700, 1050)))
+    drawn = pictures(
+        attention.draw_queries(image, weights(1, 2, 5, 6), (2, 3), real_size=(700, 1050))
+    )
     assert drawn['input'].shape == drawn['mean of all queries'].shape == (700, 1050, 3)
     assert {drawn[f'query {i}'].shape for i in range(5)} == {(140, 210, 3)}

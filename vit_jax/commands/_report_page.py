@@ -37,7 +37,7 @@ Files = dict[str, bytes]
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class ReportedRun:
     """Run of the page.
 
     Attributes:
@@ -57,7 +57,7 @@ class Run:
     note: str = ''
 
 
-def read(folders: Sequence[str], allowed: Sequence[str] = ()) -> list[Run]:
+def read(folders: Sequence[str], allowed: Sequence[str] = ()) -> list[ReportedRun]:
     """Read the runs in these folders, at any depth, each once.
 
     Args:
@@ -76,7 +76,7 @@ def read(folders: Sequence[str], allowed: Sequence[str] = ()) -> list[Run]:
 
 def _read(
     name: str, folder: paths.Path, differs: dict[str, runs.Cell], allowed: Sequence[str]
-) -> Run:
+) -> ReportedRun:
     notes: list[str] = []
 
     def flops_of(meta: dict[str, Any]) -> float | None:
@@ -94,10 +94,10 @@ def _read(
             f'--verify {folder}'
         ) from error
     history = History(name, run_folder.read_series(folder))
-    return Run(name, folder, row, differs, history, ''.join(notes))
+    return ReportedRun(name, folder, row, differs, history, ''.join(notes))
 
 
-def blocks(entries: Sequence[Run]) -> tuple[list[Block], Files]:
+def blocks(entries: Sequence[ReportedRun]) -> tuple[list[Block], Files]:
     """Return the blocks of the page, and its pictures by name."""
     curve_blocks, files = _draw_curves(entries)
     picture_blocks, images = _collect_pictures(entries)
@@ -118,7 +118,7 @@ def blocks(entries: Sequence[Run]) -> tuple[list[Block], Files]:
     return page, files | images | timeline
 
 
-def _join_names(entries: Sequence[Run]) -> str:
+def _join_names(entries: Sequence[ReportedRun]) -> str:
     names = ', '.join(run.name for run in entries[:4])
     return names + ', ...' * (len(entries) > 4)
 
@@ -127,7 +127,7 @@ def _make_section(title: str, content: Sequence[Block]) -> list[Block]:
     return [Heading(title), *content] if content else []
 
 
-def _describe_progress(run: Run) -> str:
+def _describe_progress(run: ReportedRun) -> str:
     steps = f'{run.row["steps"]:,} steps'
     if not run.row['finished']:
         return f'unfinished, {steps} so far'
@@ -135,13 +135,13 @@ def _describe_progress(run: Run) -> str:
     return f'ended early after {steps}: {ending}' if ending else f'finished after {steps}'
 
 
-def _evaluation_metrics(entries: Sequence[Run]) -> list[str]:
+def _evaluation_metrics(entries: Sequence[ReportedRun]) -> list[str]:
     """List the evaluation metrics of all runs."""
     names = dict.fromkeys(name for run in entries for name in run.history.series)
     return [name for name in names if not name.startswith('train/')]
 
 
-def _tabulate_evaluations(entries: Sequence[Run]) -> list[Block]:
+def _tabulate_evaluations(entries: Sequence[ReportedRun]) -> list[Block]:
     metrics = _evaluation_metrics(entries)
     if not metrics:
         return [Text('Nothing has been evaluated yet.')]
@@ -170,11 +170,11 @@ def _summarize_metric(history: History, metric: str) -> list[str]:
     return [metric, *formatted, f'{steps[best]:,}']
 
 
-def _heading_row(corner: str, entries: Sequence[Run]) -> list[str]:
+def _heading_row(corner: str, entries: Sequence[ReportedRun]) -> list[str]:
     return [corner, *(run.name for run in entries)]
 
 
-def _draw_curves(entries: Sequence[Run]) -> tuple[list[Block], Files]:
+def _draw_curves(entries: Sequence[ReportedRun]) -> tuple[list[Block], Files]:
     """Draw curves: a panel per kind of metric for one run, a panel per metric for several."""
     histories = [run.history for run in entries if run.history.series]
     pictures: list[Block] = []
@@ -190,7 +190,7 @@ def _draw_curves(entries: Sequence[Run]) -> tuple[list[Block], Files]:
     return [Text(note), *pictures], files
 
 
-def _panels(entries: Sequence[Run]) -> list[list[str]]:
+def _panels(entries: Sequence[ReportedRun]) -> list[list[str]]:
     """List the metrics of each drawing."""
     if len(entries) == 1:
         return list(curves.panels(entries[0].history.series).values())
@@ -198,7 +198,9 @@ def _panels(entries: Sequence[Run]) -> list[list[str]]:
     return [[name] for name in names if any(name in run.history.series for run in entries)]
 
 
-def _figure(entries: Sequence[Run], histories: Sequence[History], metrics: Sequence[str]) -> Any:
+def _figure(
+    entries: Sequence[ReportedRun], histories: Sequence[History], metrics: Sequence[str]
+) -> Any:
     if len(entries) > 1:
         return comparison.draw(histories, metrics)
     series = entries[0].history.series
@@ -218,7 +220,7 @@ def _describe_curves(histories: Sequence[History], metrics: Sequence[str]) -> st
     return 'Curves over steps: ' + ', '.join(ends)
 
 
-def _collect_pictures(entries: Sequence[Run]) -> tuple[list[Block], Files]:
+def _collect_pictures(entries: Sequence[ReportedRun]) -> tuple[list[Block], Files]:
     """Collect the pictures in the run folders, except the curves; large ones are only named.
 
     Links are left out because they may lead to private files.
@@ -239,7 +241,7 @@ def _collect_pictures(entries: Sequence[Run]) -> tuple[list[Block], Files]:
     return page, files
 
 
-def _tabulate_cost(entries: Sequence[Run]) -> list[Block]:
+def _tabulate_cost(entries: Sequence[ReportedRun]) -> list[Block]:
     rows = [_cost_of(run) for run in entries]
     keys = dict.fromkeys(key for row in rows for key in row)
     table = [[key, *(row.get(key, '-') for row in rows)] for key in keys]
@@ -252,7 +254,7 @@ def _tabulate_cost(entries: Sequence[Run]) -> list[Block]:
     return [*page, Lines(notes)] if notes else page
 
 
-def _cost_of(run: Run) -> dict[str, str]:
+def _cost_of(run: ReportedRun) -> dict[str, str]:
     """Collect the cost of a run, see `compare`, with examples, FLOPs and chip-hours."""
     row: dict[str, Any] = {key: run.row.get(key) for key in ('parameters', 'steps')}
     if 'train/step_sec' in run.history.series:
@@ -265,7 +267,7 @@ def _cost_of(run: Run) -> dict[str, str]:
     return formatted | {'FLOPs': '-' if flops is None else f'{flops:.3g}'}
 
 
-def _tabulate_time(entries: Sequence[Run]) -> tuple[list[Block], Files]:
+def _tabulate_time(entries: Sequence[ReportedRun]) -> tuple[list[Block], Files]:
     """Tabulate and draw the parts of the runs' time; empty without a record of times."""
     records = {run.name: times.read(run.folder) for run in entries}
     accounts = {name: account for name, account in records.items() if account is not None}
@@ -277,7 +279,7 @@ def _tabulate_time(entries: Sequence[Run]) -> tuple[list[Block], Files]:
     return [TableBlock(goodput.table(accounts)), drawing], files
 
 
-def _show_configs(entries: Sequence[Run]) -> list[Block]:
+def _show_configs(entries: Sequence[ReportedRun]) -> list[Block]:
     """Show the config values that differ, then each complete config, folded."""
     rows = [
         [key, *(_format_value(run.differs[key]) for run in entries)] for key in entries[0].differs
@@ -298,7 +300,7 @@ def _format_value(value: runs.Cell) -> str:
     return '-' if value is None else str(value)
 
 
-def _tabulate_environment(entries: Sequence[Run]) -> list[Block]:
+def _tabulate_environment(entries: Sequence[ReportedRun]) -> list[Block]:
     saved = [run_folder.newest(run.folder) for run in entries]
     metas = [run_folder.read_meta(step) if step else {} for step in saved]
     rows = [_environment_of(run, meta) for run, meta in zip(entries, metas, strict=True)]
@@ -311,7 +313,7 @@ def _tabulate_environment(entries: Sequence[Run]) -> list[Block]:
     return page
 
 
-def _environment_of(run: Run, meta: dict[str, Any]) -> dict[str, str]:
+def _environment_of(run: ReportedRun, meta: dict[str, Any]) -> dict[str, str]:
     """Collect the devices, data and versions of the newest step."""
     versions = meta.get('versions', {})
     return {
@@ -321,12 +323,12 @@ def _environment_of(run: Run, meta: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _format_data_size(run: Run) -> str:
+def _format_data_size(run: ReportedRun) -> str:
     size = run.row.get('data_size')
     return f'{size:,}' if isinstance(size, int) else '-'
 
 
-def _tabulate_checkpoints(entries: Sequence[Run]) -> list[Block]:
+def _tabulate_checkpoints(entries: Sequence[ReportedRun]) -> list[Block]:
     """Tabulate the digest of every finished step: the hash of its manifest of hashes."""
     rows = []
     for run in entries:
@@ -346,5 +348,5 @@ def _tabulate_checkpoints(entries: Sequence[Run]) -> list[Block]:
 
 def _digest_of(step: paths.Path) -> tuple[str, str, str]:
     content = paths.read_bytes(step / run_folder.MANIFEST)
-    files = len(run_folder.read_manifest(step))
-    return step.name, str(files), hashlib.sha256(content).hexdigest()
+    count = len(run_folder.read_manifest(step))
+    return step.name, str(count), hashlib.sha256(content).hexdigest()

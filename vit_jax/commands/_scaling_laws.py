@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from vit_jax.scaling.optimal import Analysis
     from vit_jax.scaling.points import Columns
     from vit_jax.scaling.shape import ShapeFit, StarSweep
-    from vit_jax.sweeps.isoflop import Isoflop, Run, StudyCost
+    from vit_jax.sweeps.isoflop import Isoflop, StudyCost, StudyRun
 
 COMMAND = 'scaling study'
 FAR = 2.0  # optimum over the largest size of a run above which it is doubtful
@@ -96,7 +96,7 @@ def read_study(args: argparse.Namespace) -> Isoflop:
     return dataclasses.replace(family, budgets=budgets)
 
 
-def plan_table(runs: Sequence[Run]) -> list[list[str]]:
+def plan_table(runs: Sequence[StudyRun]) -> list[list[str]]:
     """Tabulate the plan: headings, then a row for each budget and shape."""
     names = list(runs[0].shape)
     headings = ['budget', *(name.rpartition('.')[2] for name in names), 'parameters', 'batch']

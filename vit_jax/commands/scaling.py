@@ -426,8 +426,8 @@ def coordinates(argv: Sequence[str]) -> int:
     add = parser.add_argument
     widths = "multiples of the base model's widths (default: %(default)s)"
     add('--multiples', default='1,2,4,8', metavar='N,N', help=widths)
-    steps = 'number of steps, at a constant learning rate (default: 5)'
-    add('--steps', type=positive_number, default=5, metavar='N', help=steps)
+    steps_help = 'number of steps, at a constant learning rate (default: 5)'
+    add('--steps', type=positive_number, default=5, metavar='N', help=steps_help)
     add(
         '--seeds',
         type=positive_number,

@@ -95,7 +95,7 @@ class Model(base.Model):
         width = 64 * self.width_factor
         x = self._embed(images, dtype)
         for i, depth in enumerate(self.layers):
-            block = functools.partial(Block, width=width * 2**i, dtype=dtype)
+            block = functools.partial(PreActivationBottleneck, width=width * 2**i, dtype=dtype)
             x = Stage(block, depth, stride=1 if i == 0 else 2, name=f'stage_{i}')(x)
         features = nn.relu(Norm(dtype=dtype, name='norm')(x))
         outputs = {'features': features, 'pre_logits': features.mean(axis=(1, 2))}
@@ -143,7 +143,7 @@ class Root(nn.Module):
         return nn.max_pool(x, window_shape=(3, 3), strides=(2, 2))
 
 
-class Block(nn.Module):
+class PreActivationBottleneck(nn.Module):
     """A pre-activation bottleneck to 4 x `width` channels; the 3 x 3 convolution has the stride.
 
     z' = ReLU(GN(z)),  z'' = proj(z') where the shape changes, else z

@@ -161,8 +161,8 @@ class Model(base.Model):
             self,
         )
         cache = cache._replace(above=above, outer=outer)
-        left = jnp.where(column == 0, 0, self.embed_color(colors))[:, None, None]
-        context, inner = self.inner.step(left, row, column, cache)
+        left_color = jnp.where(column == 0, 0, self.embed_color(colors))[:, None, None]
+        context, inner = self.inner.step(left_color, row, column, cache)
         return self.head(self.norm(context))[:, 0, 0], cache._replace(inner=inner)
 
     def sample_keys(self, batch: int) -> Key[Array, 'B']:

@@ -114,7 +114,7 @@ class ResNet(nn.Module):
         common = {'dtype': self.dtype, 'epsilons': self.epsilons}
         x = Root(64, **common, name='root')(images)
         for i, depth in enumerate(self.layers):
-            block = functools.partial(Block, width=64 * 2**i, **common)
+            block = functools.partial(Bottleneck, width=64 * 2**i, **common)
             x = Stage(block, depth, stride=1 if i == 0 else 2, name=f'stage_{i}')(x)
         return x
 
@@ -134,7 +134,7 @@ class Root(nn.Module):
         return nn.max_pool(x, window_shape=(3, 3), strides=(2, 2), padding='SAME')
 
 
-class Block(nn.Module):
+class Bottleneck(nn.Module):
     """A bottleneck to 4 x `width` channels, normalized after each convolution, unlike BiT's.
 
         z'' = GN(proj(z)) where the shape changes, else z

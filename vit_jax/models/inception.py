@@ -107,9 +107,9 @@ def resize(images: Float[Array, 'B H W C'], size: int) -> Float[Array, 'B size s
 
 def _resize_matrix(old: int, new: int) -> Float[np.ndarray, 'new old']:
     """Build the weights of the two nearest inputs for each output."""
-    place = np.arange(new, dtype=np.float32) * np.float32(old / new)
-    low = place.astype(np.int64)
-    share = place - low
+    position = np.arange(new, dtype=np.float32) * np.float32(old / new)
+    low = position.astype(np.int64)
+    share = position - low
     matrix = np.zeros((new, old), np.float32)
     np.add.at(matrix, (np.arange(new), low), 1 - share)
     np.add.at(matrix, (np.arange(new), np.minimum(low + 1, old - 1)), share)

@@ -171,9 +171,9 @@ class Model(Generator):
             x = apply(self._block(i), x, condition, positions)
         return x[:, self.context_tokens :]
 
-    def _block(self, number: int) -> Block:
+    def _block(self, number: int) -> ModulatedBlock:
         drops = in_the_middle(number, self.depth)
-        return Block(
+        return ModulatedBlock(
             self.num_heads,
             self.mlp_dim,
             self.dropout if drops else 0.0,
@@ -190,7 +190,7 @@ def in_the_middle(number: int, depth: int) -> bool:
     return depth // 4 <= number < 3 * (depth // 4)
 
 
-class Block(nn.Module):
+class ModulatedBlock(nn.Module):
     """A pre-norm block modulated by a condition: adaLN-Zero (DiT, arXiv:2212.09748, section 3.2).
 
     Each branch f becomes x + gate * f(norm(x) * (1 + scale) + shift). The layer of shift, scale and

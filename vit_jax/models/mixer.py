@@ -116,7 +116,7 @@ class Model(base.Model):
         """
         dtype = jnp.dtype(self.dtype)
         block = functools.partial(
-            Block,
+            MixerLayer,
             *(self.tokens_mlp_dim, self.channels_mlp_dim),
             dropout=self.dropout,
             gelu=self.block.gelu,
@@ -209,7 +209,7 @@ def _grid(grid: tuple[int, int] | None, patches: int | None) -> str:
     return f'{grid[1]} x {grid[0]}' if grid else f'{patches} patches'
 
 
-class Block(nn.Module):
+class MixerLayer(nn.Module):
     """A Mixer layer, equation 1: U = X + MLP(LN(X)^T)^T over patches, Y = U + MLP(LN(U)) over
     channels.
 

@@ -160,7 +160,7 @@ class Model(Generator):
 
         apply = recompute_in_backward(apply, self.remat)
         for name in names:
-            block = Block(
+            block = GatedBlock(
                 self.num_heads,
                 self.mlp_dim,
                 self.block.norm_eps,
@@ -172,7 +172,7 @@ class Model(Generator):
         return x
 
 
-class Block(nn.Module):
+class GatedBlock(nn.Module):
     """A pre-norm block without biases whose branches have learned gates that start at zero."""
 
     num_heads: int

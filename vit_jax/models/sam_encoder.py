@@ -86,8 +86,8 @@ class Model(base.Model):
         check_multiple('width', self.width, 'num_heads', self.num_heads)
         if self.posemb not in ('learn', 'none'):
             raise UserError(f"posemb must be 'learn' or 'none', not {self.posemb!r}")
-        if wrong := [i for i in self.global_blocks if not 0 <= i < self.depth]:
-            raise UserError(f'global_blocks {wrong}: the blocks are 0 to {self.depth - 1}')
+        if invalid := [i for i in self.global_blocks if not 0 <= i < self.depth]:
+            raise UserError(f'global_blocks {invalid}: the blocks are 0 to {self.depth - 1}')
         super().__post_init__()
 
     @nn.compact
@@ -105,7 +105,7 @@ class Model(base.Model):
         x = self._embed(images, train, dtype)
         apply = recompute_in_backward(lambda block, x, rate: block(x, train, rate), self.remat)
         for i, rate in enumerate(np.linspace(0.0, self.block.drop_path, self.depth)):
-            block = Block(
+            block = SamBlock(
                 *(self.num_heads, self.mlp_dim),
                 window=0 if i in self.global_blocks else self.window,
                 dropout=self.dropout,
@@ -199,7 +199,7 @@ class Model(base.Model):
         return params, notes
 
 
-class Block(nn.Module):
+class SamBlock(nn.Module):
     """A pre-norm block whose attention is limited to windows, or covers the whole map.
 
     Windows that reach beyond the map are filled with zeros after the norm, which are attended to.

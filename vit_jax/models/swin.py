@@ -27,8 +27,8 @@ from vit_jax.nn.patches import PatchEmbed
 from vit_jax.nn.stochastic import Dropout
 from vit_jax.nn.windows import (
     INIT,
-    Block,
     Stage,
+    WindowBlock,
     WindowMap,
     Windows,
     is_shifted,
@@ -252,7 +252,7 @@ class Model(base.Model):
 
     def _block(self, i: int, dtype: Any) -> Callable[..., nn.Module]:
         """Make a factory of a stage's blocks, see `Stage`."""
-        return functools.partial(Block, window=self.window, **self._block_fields(i, dtype))
+        return functools.partial(WindowBlock, window=self.window, **self._block_fields(i, dtype))
 
     def _block_fields(self, i: int, dtype: Any) -> dict[str, Any]:
         return {

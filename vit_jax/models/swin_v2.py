@@ -23,8 +23,8 @@ from vit_jax.nn.norms import LayerNorm, unit
 from vit_jax.nn.stochastic import Dropout, DropPath
 from vit_jax.nn.windows import (
     INIT,
-    Block,
     WindowAttention,
+    WindowBlock,
     Windows,
     gather_biases,
     is_shifted,
@@ -100,13 +100,13 @@ class _Biases(nn.Module):
         return LARGEST_BIAS * nn.sigmoid(x)
 
 
-class PostNormBlock(Block):
+class PostNormBlock(WindowBlock):
     """A block with norms at the end of its branches, section 3.2.
 
         z' = LN(W-MSA(z)) + z, or SW-MSA if windows are shifted
         z  = LN(MLP(z')) + z'
 
-    The norms start at zero, and so do the branches. See `Block` for the fields, and
+    The norms start at zero, and so do the branches. See `WindowBlock` for the fields, and
     `CosineWindowAttention` for `pretrained` and `fixed`.
     """
 

@@ -209,8 +209,8 @@ class AxialAttention(nn.Module):
         """Make the bias of each head by the distance of query and key."""
         shape = (self.num_heads, 2 * tokens - 1)
         table = self.param('relative_bias', nn.initializers.zeros, shape)
-        places = jnp.arange(tokens)
-        return table[:, places[:, None] - places + tokens - 1]
+        positions = jnp.arange(tokens)
+        return table[:, positions[:, None] - positions + tokens - 1]
 
     def _attend(self, query: Array, memory: KeyValue, mask: Array | None, bias: Array) -> Array:
         weights = attention_weights(query, memory.key, mask, bias)
@@ -335,8 +335,8 @@ class AxialMap:
         grid = (lines, tokens) if self._axis == 'row' else (tokens, lines)
         dense = np.zeros((batch, heads, *grid, *grid), weights.dtype)
         for line in range(lines):
-            place = (line, slice(None)) if self._axis == 'row' else (slice(None), line)
-            dense[(slice(None), slice(None), *place, *place)] = weights[:, line]
+            index = (line, slice(None)) if self._axis == 'row' else (slice(None), line)
+            dense[(slice(None), slice(None), *index, *index)] = weights[:, line]
         return dense.reshape(batch, heads, lines * tokens, lines * tokens)
 
 

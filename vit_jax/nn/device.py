@@ -68,8 +68,8 @@ def automatic_axes(mesh: AbstractMesh) -> tuple[str, ...]:
 
 def local_accelerator(kind: str) -> jax.Device | None:
     """Find this process's first TPU or GPU of a kind, by JAX's name; None if there is none."""
-    here = (d for d in jax.local_devices() if d.platform in ('tpu', 'gpu'))
-    return next((d for d in here if d.device_kind == kind), None)
+    devices = (d for d in jax.local_devices() if d.platform in ('tpu', 'gpu'))
+    return next((d for d in devices if d.device_kind == kind), None)
 
 
 def measure(function: Callable[[], float], device: jax.Device, devices: int) -> float:

@@ -121,20 +121,20 @@ def resized(
       tokens: N; tokens beyond rows * columns get undefined positions.
     """
     rows, columns = jnp.maximum(grid[:, :1], 1), jnp.maximum(grid[:, 1:], 1)
-    at = jnp.arange(tokens)
+    position = jnp.arange(tokens)
     weights = jnp.einsum(
         'bni,bnj->bnij',
-        _hat(jnp.minimum(at // columns, rows - 1), rows, table.shape[0]),
-        _hat(at % columns, columns, table.shape[1]),
+        _hat(jnp.minimum(position // columns, rows - 1), rows, table.shape[0]),
+        _hat(position % columns, columns, table.shape[1]),
     )
     # One matmul of a [N, h w] matrix costs less than the [N, h, D] between two would hold.
     return jnp.einsum('bnij,ijd->bnd', weights, table, preferred_element_type=jnp.float32)
 
 
-def _hat(at: Int[Array, 'B N'], new: Int[Array, 'B 1'], old: int) -> Float[Array, 'B N i']:
-    """Compute the weight of each of `old` cells in the cells `at` of `new`."""
+def _hat(position: Int[Array, 'B N'], new: Int[Array, 'B 1'], old: int) -> Float[Array, 'B N i']:
+    """Compute the weight of each of `old` cells in the cells `position` of `new`."""
     scale = old / new.astype(jnp.float32)
-    centers = (at + 0.5) * scale - 0.5
+    centers = (position + 0.5) * scale - 0.5
     distance = jnp.abs(centers[..., None] - jnp.arange(old))
     weights = jnp.maximum(1 - distance / jnp.maximum(scale, 1)[..., None], 0)
     return weights / weights.sum(axis=-1, keepdims=True)

@@ -192,15 +192,15 @@ def rising_periods(size: int, theta: float, dtype: str = 'float32') -> Float[np.
 
 
 def _change_at_random(
-    places: Array, key: Array, shift: float, jitter: float, rescale: float
+    positions: Array, key: Array, shift: float, jitter: float, rescale: float
 ) -> Array:
     """Shift the places, stretch them along each axis, and scale them, in this order."""
     keys = jax.random.split(key, 3)
-    places = places + jax.random.uniform(keys[0], (2,), minval=-shift, maxval=shift)
+    positions = positions + jax.random.uniform(keys[0], (2,), minval=-shift, maxval=shift)
     for key, largest, shape in ((keys[1], jitter, (2,)), (keys[2], rescale, (1,))):
         limit = math.log(largest)
-        places = places * jnp.exp(jax.random.uniform(key, shape, minval=-limit, maxval=limit))
-    return places
+        positions = positions * jnp.exp(jax.random.uniform(key, shape, minval=-limit, maxval=limit))
+    return positions
 
 
 def _places(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
@@ -208,13 +208,13 @@ def _places(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
     return np.stack(np.meshgrid(rows, columns, indexing='ij'), axis=-1).reshape(-1, 2)
 
 
-def _angles(places: Any, size: int, theta: float, order: str, periods: str = 'float32') -> Any:
+def _angles(positions: Any, size: int, theta: float, order: str, periods: str = 'float32') -> Any:
     """Compute angles [N K/2] of places [N 2]."""
     if size % 4:
         raise UserError(f'rotary positions need heads that are a multiple of 4 wide, not {size}')
     frequencies = 1 / rising_periods(size, theta, periods)
-    places = places if order == 'yx' else places[:, ::-1]
-    return (places[:, :, None] * frequencies).reshape(len(places), -1)
+    positions = positions if order == 'yx' else positions[:, ::-1]
+    return (positions[:, :, None] * frequencies).reshape(len(positions), -1)
 
 
 def _rotary(angles: Any, neighbors: bool) -> Rotary:

@@ -121,7 +121,7 @@ def add_branch(
     return x + DropPath()(Dropout(dropout)(branch, train), drop_path, train)
 
 
-def check_rate(what: str, rate: float) -> None:
+def check_rate(label: str, rate: float) -> None:
     """Raise UserError unless 0 <= rate < 1."""
     if not 0.0 <= rate < 1.0:
-        raise UserError(f'{what} must be at least 0 and below 1, not {rate}')
+        raise UserError(f'{label} must be at least 0 and below 1, not {rate}')

@@ -316,16 +316,16 @@ class WindowMap:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         weights = np.asarray(self._weights, dtype)
-        places, size = self._windows.tokens(), self._windows.height * self._windows.width
-        padded = int((places < 0).any())
+        tokens, size = self._windows.tokens(), self._windows.height * self._windows.width
+        padded = int((tokens < 0).any())
         dense = np.zeros((*weights.shape[0:3:2], size, padded + size), weights.dtype)
-        for i, window in enumerate(places):
-            inside = window >= 0
-            rows = weights[:, i][:, :, inside]
-            queries, keys = window[inside], padded + window[inside]
-            dense[:, :, queries[:, None], keys] = rows[..., inside]
+        for i, window in enumerate(tokens):
+            is_inside = window >= 0
+            rows = weights[:, i][:, :, is_inside]
+            queries, keys = window[is_inside], padded + window[is_inside]
+            dense[:, :, queries[:, None], keys] = rows[..., is_inside]
             if padded:
-                dense[:, :, queries, 0] = rows[..., ~inside].sum(axis=-1)
+                dense[:, :, queries, 0] = rows[..., ~is_inside].sum(axis=-1)
         return dense
 
 
@@ -360,7 +360,7 @@ class Stage(nn.Module):
         return self.merging(self.norm_eps, self.dtype, name='merge')(x) if self.merging else x
 
 
-class Block(nn.Module):
+class WindowBlock(nn.Module):
     """A pre-norm block whose attention stays in windows, equation 3 of arXiv:2103.14030.
 
         z' = W-MSA(LN(z)) + z, or SW-MSA if windows are shifted

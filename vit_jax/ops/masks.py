@@ -45,10 +45,10 @@ def corners(points: Float[Array, '*B P 2'], size: Sequence[int]) -> Corners:
     pixels, weights = [], []
     for i, j in ((0, 0), (0, 1), (1, 0), (1, 1)):
         x, y = low[..., 0] + j, low[..., 1] + i
-        inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
+        is_inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
         share = (1 - jnp.abs(places[..., 0] - x)) * (1 - jnp.abs(places[..., 1] - y))
         pixels.append(y.clip(0, height - 1) * width + x.clip(0, width - 1))
-        weights.append(jnp.where(inside, share, 0))
+        weights.append(jnp.where(is_inside, share, 0))
     return Corners(jnp.stack(pixels).astype(jnp.int32), jnp.stack(weights))
 
 
@@ -67,14 +67,14 @@ def sample(
 
 def sample_by_gather(maps: Array, points: Array) -> Array:
     """Compute `sample` from the four pixels around each point."""
-    at = corners(points, maps.shape[-2:])
+    corner_points = corners(points, maps.shape[-2:])
 
-    def sample_one(maps: Array, at: Corners) -> Array:
-        return (maps[at.pixel] * at.weight[..., None]).sum(0).T
+    def sample_one(maps: Array, corner_points: Corners) -> Array:
+        return (maps[corner_points.pixel] * corner_points.weight[..., None]).sum(0).T
 
     *batch, count = maps.shape[:-2]
     flat = maps.reshape(-1, count, maps.shape[-2] * maps.shape[-1]).swapaxes(1, 2)
-    flat_corners = jax.tree.map(lambda x: x.reshape(4, -1, x.shape[-1]), at)
+    flat_corners = jax.tree.map(lambda x: x.reshape(4, -1, x.shape[-1]), corner_points)
     return jax.vmap(sample_one, (0, 1))(flat, flat_corners).reshape(*batch, count, -1)
 
 

@@ -98,7 +98,7 @@ def merge_by_overlap(
       overlap: Minimum share of a mask's pixels that it keeps.
     """
     queries = np.flatnonzero(scores > threshold)
-    numbers, chosen = np.zeros(masks.shape[1:], int), []
+    numbers, segments = np.zeros(masks.shape[1:], int), []
     if not len(queries):
         return Segments(numbers, queries)
     probs = sigmoid(masks[queries])
@@ -111,10 +111,10 @@ def merge_by_overlap(
             continue
         label = int(labels[query])
         if things[query] or label not in stuff:
-            chosen.append(query)
-            stuff[label] = len(chosen)
-        numbers[visible] = len(chosen) if things[query] else stuff[label]
-    return Segments(numbers, np.array(chosen, int))
+            segments.append(query)
+            stuff[label] = len(segments)
+        numbers[visible] = len(segments) if things[query] else stuff[label]
+    return Segments(numbers, np.array(segments, int))
 
 
 def sigmoid(x: Float[np.ndarray, '*B']) -> Float[np.ndarray, '*B']:

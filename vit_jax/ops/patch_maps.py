@@ -113,9 +113,9 @@ class View(NamedTuple):
         """
         rows, in_rows = self.rows.nearest(shape[0])
         columns, in_columns = self.columns.nearest(shape[1])
-        chosen = values[rows[:, None], columns]
+        values_there = values[rows[:, None], columns]
         is_inside = in_rows[:, None] & in_columns
-        return np.where(is_inside, chosen, np.array(outside, values.dtype))
+        return np.where(is_inside, values_there, np.array(outside, values.dtype))
 
 
 def _both(rows: np.ndarray, columns: np.ndarray, values: np.ndarray) -> np.ndarray:

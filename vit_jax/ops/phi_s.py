@@ -114,10 +114,10 @@ def equalize(variances: Float[np.ndarray, ' D']) -> Float[np.ndarray, 'D D']:
 def hadamard(size: int) -> Float[np.ndarray, 'N N'] | None:
     """Construct a Hadamard matrix by Sylvester and Paley; None if neither yields this size."""
     for doublings in itertools.count():
-        rest, remainder = divmod(size, 2**doublings)
-        if remainder or not rest:
+        quotient, remainder = divmod(size, 2**doublings)
+        if remainder or not quotient:
             return None
-        if (matrix := _core(rest)) is not None:
+        if (matrix := _core(quotient)) is not None:
             break
     doubling = np.array([[1.0, 1], [1, -1]])
     return functools.reduce(lambda m, _: np.kron(doubling, m), range(doublings), matrix)

@@ -199,14 +199,14 @@ def _resize(x: Values, size: Size, matrix: Callable[[int, int], np.ndarray]) -> 
 
 @functools.cache
 def _align_corners(old: int, new: int) -> Float[np.ndarray, 'new old']:
-    at = np.arange(new) * ((old - 1) / max(new - 1, 1))
-    return np.maximum(1.0 - np.abs(at[:, None] - np.arange(old)), 0.0)
+    positions = np.arange(new) * ((old - 1) / max(new - 1, 1))
+    return np.maximum(1.0 - np.abs(positions[:, None] - np.arange(old)), 0.0)
 
 
 @functools.cache
 def _bilinear(old: int, new: int) -> Float[np.ndarray, 'new old']:
-    at = np.clip(_centers(old, new), 0, old - 1)
-    return _linear(np.abs(at[:, None] - np.arange(old)))
+    positions = np.clip(_centers(old, new), 0, old - 1)
+    return _linear(np.abs(positions[:, None] - np.arange(old)))
 
 
 @functools.cache
@@ -217,16 +217,18 @@ def _geometric(old: int, new: int) -> Float[np.ndarray, 'new old']:
         is_too_far = (1 - ratio**half) / (1 - ratio) > new // 2
         low, high = (low, ratio) if is_too_far else (ratio, high)
     offsets = np.cumsum(ratio ** np.arange(half))
-    at = np.concatenate([-offsets[::-1], [0.0], offsets])
-    return np.stack([np.interp(np.arange(new) - new // 2, at, row) for row in np.eye(old)], axis=1)
+    positions = np.concatenate([-offsets[::-1], [0.0], offsets])
+    return np.stack(
+        [np.interp(np.arange(new) - new // 2, positions, row) for row in np.eye(old)], axis=1
+    )
 
 
 @functools.cache
 def _bicubic(old: int, new: int, extra: float = 0.0) -> Float[np.ndarray, 'new old']:
-    at = _centers(old, new, extra)
-    first = np.floor(at).astype(int) - 1
+    positions = _centers(old, new, extra)
+    first = np.floor(positions).astype(int) - 1
     taps = first[:, None] + np.arange(4)
-    weights = _cubic(np.abs(at[:, None] - taps), a=-0.75)
+    weights = _cubic(np.abs(positions[:, None] - taps), a=-0.75)
     matrix = np.zeros((new, old))
     # The border cell is repeated outside of the grid.
     np.add.at(matrix, (np.arange(new)[:, None], np.clip(taps, 0, old - 1)), weights)

@@ -229,8 +229,8 @@ def keep_top_p(logits: Float[Array, '*B V'], p: float) -> Float[Array, '*B V']:
     """
     ordered = jnp.sort(logits, axis=-1)
     # Sum from the least probable token: there float32 resolves a p close to 1.
-    inside = jnp.cumsum(jax.nn.softmax(ordered, axis=-1), axis=-1) > 1.0 - p
-    lowest = jnp.where(inside, ordered, ordered[..., -1:]).min(axis=-1, keepdims=True)
+    is_beyond = jnp.cumsum(jax.nn.softmax(ordered, axis=-1), axis=-1) > 1.0 - p
+    lowest = jnp.where(is_beyond, ordered, ordered[..., -1:]).min(axis=-1, keepdims=True)
     return jnp.where(logits < lowest, -jnp.inf, logits)
 
 
@@ -452,10 +452,10 @@ def log_probs(logits: Float[Array, 'N V']) -> Float[Array, 'N V']:
     return jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
 
 
-def update_where(old: Decoded, new: Decoded, where: Bool[Array, 'B']) -> Decoded:
-    """Take the new rows for examples where `where` is true, else the old ones."""
+def update_where(old: Decoded, new: Decoded, mask: Bool[Array, 'B']) -> Decoded:
+    """Take the new rows for examples where `mask` is true, else the old ones."""
     return jax.tree.map(
-        lambda a, b: jnp.where(where.reshape(-1, *[1] * (a.ndim - 1)), b, a), old, new
+        lambda a, b: jnp.where(mask.reshape(-1, *[1] * (a.ndim - 1)), b, a), old, new
     )
 
 

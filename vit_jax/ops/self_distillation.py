@@ -145,14 +145,14 @@ def crop_masks(
     counts = jnp.floor(share * patches).astype(int)
     keys = jax.random.split(blocks, masked)
     masks = jax.vmap(block_mask, (0, None, 0))(keys, grid, counts).reshape(masked, patches)
-    places = jnp.argsort(~masks, axis=1)[
+    indices = jnp.argsort(~masks, axis=1)[
         :, :max_hidden
     ]  # hidden ones come first: sorting is stable
     num_hidden = masks.sum(1, keepdims=True)
     weights = jnp.where(jnp.arange(max_hidden) < num_hidden, 1.0 / num_hidden.clip(1), 0.0)
     return CropMasks(
         hidden=jnp.zeros((crops, patches), bool).at[masked_crops].set(masks),
-        places=(masked_crops[:, None] * patches + places).reshape(-1),
+        places=(masked_crops[:, None] * patches + indices).reshape(-1),
         weights=weights.reshape(-1),
     )
 
@@ -174,18 +174,18 @@ def block_mask(
         return (mask.sum() < count) & (failed < ATTEMPTS)
 
     def add_block(state: Any) -> Any:
-        mask, drawn, failed = state
-        area, aspect, *corner = jax.random.uniform(jax.random.fold_in(key, drawn), (4,))
+        mask, tries, failed = state
+        area, aspect, *corner = jax.random.uniform(jax.random.fold_in(key, tries), (4,))
         remaining = jnp.minimum(count - mask.sum(), height * width // 2)
         area = MIN_BLOCK + (remaining - MIN_BLOCK) * area
         aspect = jnp.exp((1 - 2 * aspect) * math.log(MIN_ASPECT))
         h, w = jnp.round(jnp.sqrt(area * aspect)), jnp.round(jnp.sqrt(area / aspect))
         top, left = jnp.floor(corner[0] * (height - h + 1)), jnp.floor(corner[1] * (width - w + 1))
-        inside = ((rows >= top) & (rows < top + h))[:, None]
-        inside &= (columns >= left) & (columns < left + w)
-        new = (inside & ~mask).sum()
+        is_inside = ((rows >= top) & (rows < top + h))[:, None]
+        is_inside &= (columns >= left) & (columns < left + w)
+        new = (is_inside & ~mask).sum()
         fits = (h < height) & (w < width) & (new > 0) & (new <= remaining)
-        return mask | (inside & fits), drawn + 1, jnp.where(fits, 0, failed + 1)
+        return mask | (is_inside & fits), tries + 1, jnp.where(fits, 0, failed + 1)
 
     start = jnp.zeros(grid, bool), jnp.int32(0), jnp.int32(0)
     return jax.lax.while_loop(is_unfinished, add_block, start)[0]

@@ -36,12 +36,12 @@ def average(
     count = jnp.zeros(length, scores.dtype)
     for window, start in zip(scores, first, strict=True):
         used = start >= 0
-        at = jnp.where(used, start, 0)
-        part = jax.lax.dynamic_slice_in_dim(total, at, side, axis=2)
+        starts = jnp.where(used, start, 0)
+        part = jax.lax.dynamic_slice_in_dim(total, starts, side, axis=2)
         part += jnp.where(used, window, 0)
-        total = jax.lax.dynamic_update_slice_in_dim(total, part, at, axis=2)
-        place = at + jnp.arange(side)
-        count = count.at[place].add(used.astype(scores.dtype))
+        total = jax.lax.dynamic_update_slice_in_dim(total, part, starts, axis=2)
+        positions = starts + jnp.arange(side)
+        count = count.at[positions].add(used.astype(scores.dtype))
     return total / count.clip(1)
 
 
@@ -82,17 +82,17 @@ def classes_at(
     start = jnp.full(frame, -jnp.inf), jnp.full(frame, NONE, jnp.int32)
     labels = jnp.arange(len(scores), dtype=jnp.int32)
     (_, classes), _ = jax.lax.scan(update_best, start, (labels, scores))
-    inside = (jnp.arange(frame[0]) < full[0])[:, None] & (jnp.arange(frame[1]) < full[1])
-    return jnp.where(inside, classes, NONE)
+    is_inside = (jnp.arange(frame[0]) < full[0])[:, None] & (jnp.arange(frame[1]) < full[1])
+    return jnp.where(is_inside, classes, NONE)
 
 
 def _interpolation_matrix(
     old: int, real: Int[Array, ''], full: Int[Array, ''], new: int
 ) -> Float[Array, '{new} {old}']:
     """Return interpolation weights from `real` of `old` pixels to `full` of `new` pixels."""
-    at = (jnp.arange(new) + 0.5) * (real / full) - 0.5
-    at = at.clip(0, real - 1)
-    return (1 - jnp.abs(at[:, None] - jnp.arange(old))).clip(0)
+    positions = (jnp.arange(new) + 0.5) * (real / full) - 0.5
+    positions = positions.clip(0, real - 1)
+    return (1 - jnp.abs(positions[:, None] - jnp.arange(old))).clip(0)
 
 
 def segmentation(

@@ -388,4 +388,4 @@ def _ticks(axes: Axes, which: str, low: float, high: float, few: bool = False) -
     # Three digits do not distinguish neighboring ticks of a narrow range.
     wide = high > 1.3 * low or high >= 1000
     format_number = rows.number_format(high) if wide else '{:.4g}'.format
-    figures.log_ticks(axis, low, high, few=few, words=format_number)
+    figures.log_ticks(axis, low, high, few=few, labels=format_number)

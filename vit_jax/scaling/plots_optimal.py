@@ -94,7 +94,7 @@ def _draw_residuals(axes: Axes, analysis: Analysis, name: str, errors: np.ndarra
     ending = f'{rms:.2f} % rms' if np.isfinite(rms) else 'there is none'
     figures.style(axes, f'error of the {name}: {ending}')
     low, high = float(runs.n.min()), float(runs.n.max())
-    figures.log_ticks(axes.xaxis, low, high, few=False, words=rows.number_format(high))
+    figures.log_ticks(axes.xaxis, low, high, few=False, labels=rows.number_format(high))
     axes.set_xlabel('model size N', color=figures.FAINT, fontsize=9)
     axes.set_ylabel('%', color=figures.FAINT, fontsize=9)
     low, high = axes.get_ylim()
@@ -263,7 +263,7 @@ def _set_scales(axes: Axes, title: str, x: np.ndarray, y: np.ndarray) -> None:
     figures.style(axes, title)
     for axis, values in ((axes.xaxis, x), (axes.yaxis, y)):
         low, high = float(values.min()), float(values.max())
-        figures.log_ticks(axis, low, high, few=False, words=rows.number_format(high))
+        figures.log_ticks(axis, low, high, few=False, labels=rows.number_format(high))
 
 
 def draw_shape(
@@ -287,7 +287,7 @@ def draw_shape(
         ends = [ray.x.min(), ray.x.max(), *([law.best(target)] if law and target else [])]
         for axis, values in ((axes.xaxis, np.array(ends)), (axes.yaxis, ray.y)):
             low, high = float(values.min()), float(values.max())
-            figures.log_ticks(axis, low, high, few=True, words=rows.number_format(high))
+            figures.log_ticks(axis, low, high, few=True, labels=rows.number_format(high))
         axes.set_xlabel(noun, color=figures.FAINT, fontsize=9)
         if i == 0:
             axes.set_ylabel(columns.y, color=figures.FAINT, fontsize=9)

@@ -109,7 +109,7 @@ class Isoflop:
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class StudyRun:
     """A run of the study.
 
     Attributes:
@@ -133,7 +133,7 @@ class Run:
         return self.plan.steps - self.cooldown
 
 
-def runs(study: Isoflop) -> list[Run]:
+def runs(study: Isoflop) -> list[StudyRun]:
     """Plan the runs of all budgets, shapes and seeds, with their steps and batches.
 
     Raises:
@@ -155,7 +155,7 @@ def runs(study: Isoflop) -> list[Run]:
             cooldown = max(1, round(study.cooldown * longest.steps)) if study.cooldown else 0
             number = study.seeds[min(plans_by_budget, len(study.seeds) - 1)]
             planned_runs += [
-                Run(budget, shape, s, longest, warmup, cooldown) for s in range(number)
+                StudyRun(budget, shape, s, longest, warmup, cooldown) for s in range(number)
             ]
     return planned_runs
 
@@ -241,14 +241,14 @@ def _with_steps(plan: PlannedRun, budget: float, shape: space.Point) -> PlannedR
     return dataclasses.replace(plan, steps=steps)
 
 
-def _point(study: Isoflop, run: Run) -> space.Point:
+def _point(study: Isoflop, run: StudyRun) -> space.Point:
     batch = {'batch_size': round(run.plan.batch_size)} if study.batch_exponent else {}
     seed = {'seed': run.seed} if max(study.seeds) > 1 else {}
     length = {'total': f'{run.plan.steps} steps', _WARMUP: f'{run.warmup} steps'}
     return {**run.shape, **seed, **batch, **length}
 
 
-def _add_branches(study: Isoflop, runs: Sequence[Run]) -> list[space.Point]:
+def _add_branches(study: Isoflop, runs: Sequence[StudyRun]) -> list[space.Point]:
     """Make a trunk for each shape and seed, the most expensive first, then their branches."""
     groups = sorted(_groups(runs), key=lambda group: -_trunk_flops(group))
     trunks: list[space.Point] = []
@@ -274,14 +274,14 @@ def _add_branches(study: Isoflop, runs: Sequence[Run]) -> list[space.Point]:
     ]
 
 
-def _groups(runs: Sequence[Run]) -> Iterator[list[Run]]:
+def _groups(runs: Sequence[StudyRun]) -> Iterator[list[StudyRun]]:
     """Group the runs of each shape and seed, ascending in length."""
     keys = dict.fromkeys((id(run.shape), run.seed) for run in runs)
     for key in keys:
         yield [run for run in runs if (id(run.shape), run.seed) == key]
 
 
-def _trunk_flops(group: Sequence[Run]) -> float:
+def _trunk_flops(group: Sequence[StudyRun]) -> float:
     plan = group[-1].plan
     return dataclasses.replace(plan, steps=group[-1].branch_step).flops
 
@@ -314,7 +314,7 @@ def study_cost(study: Isoflop) -> StudyCost:
         trained_flops = [(run, run.cooldown) for run in all_runs]
         trained_flops += [(group[-1], group[-1].branch_step) for group in trunks]
 
-    def flops(steps: int, run: Run) -> float:
+    def flops(steps: int, run: StudyRun) -> float:
         return dataclasses.replace(run.plan, steps=steps).flops
 
     return StudyCost(

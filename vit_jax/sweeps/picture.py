@@ -341,7 +341,7 @@ def positions(axes: Axes, dimension: space.Dimension, values: Sequence[Any]) -> 
     if isinstance(dimension, space.Range):
         if dimension.log:
             axes.set_xscale('log')
-            figures.log_ticks(axes.xaxis, dimension.low, dimension.high, words='{:g}'.format)
+            figures.log_ticks(axes.xaxis, dimension.low, dimension.high, labels='{:g}'.format)
             axes.set_xlim(dimension.low / 1.2, dimension.high * 1.2)
         return [float(v) for v in values]
     choices = list(dimension.values)

@@ -262,10 +262,10 @@ def open_study(
         if 'token' not in attributes:
             raise UserError(f'the study {name!r} was not created completely: create it again')
         base = from_json(json.dumps(attributes['base']))
-        marker_fields = path if folder else paths.absolute(attributes['folder'])
+        study_folder = path if folder else paths.absolute(attributes['folder'])
         sweep = space.from_json(attributes['sweep'])
         start_number = int(attributes.get('first', 0))
-        study = Study(name, storage_, marker_fields, sweep, base, tuple(allowed), start_number)
+        study = Study(name, storage_, study_folder, sweep, base, tuple(allowed), start_number)
         for trial in study.trials():
             require_sound(trial)
     return study

@@ -75,16 +75,16 @@ class Task(base.Task):
         if not self.parallel:
             return batch
         keys = example_keys(key, len(batch['image']))
-        drawn = jax.vmap(lambda key: jax.random.bernoulli(key, self.parallel))(keys)
-        return batch | {'parallel': drawn}
+        is_parallel = jax.vmap(lambda key: jax.random.bernoulli(key, self.parallel))(keys)
+        return batch | {'parallel': is_parallel}
 
     def inputs(self, batch: Batch) -> tuple[Array, ...]:
         """Return scaled images, and captions shifted right and `parallel` if the batch has them."""
         images = sequences.to_range(batch['image'], self.value_range, self.normalization)
         if self.caption not in batch:
             return (images,)
-        drawn = (batch['parallel'],) if 'parallel' in batch else ()
-        return images, shift_right(batch[self.caption]), *drawn
+        is_parallel = (batch['parallel'],) if 'parallel' in batch else ()
+        return images, shift_right(batch[self.caption]), *is_parallel
 
     def attention_inputs(self, apply: Apply, batch: Batch) -> tuple[Array, ...]:
         """Return images and their captions; without captions, generate them greedily."""

@@ -318,9 +318,9 @@ def cutmix(
 ) -> tuple[Float[Array, 'B H W C'], jax.Array]:
     """Paste a box of the neighbor into each image; lambda is the share that remains."""
     lam = jax.random.beta(lam_key, alpha, alpha)
-    inside = random_box(box_key, (image.shape[1], image.shape[2]), jnp.sqrt(1 - lam))
-    mixed = jnp.where(inside[..., None], sequences.neighbor(image), image)
-    return mixed, 1 - inside.mean()
+    is_inside = random_box(box_key, (image.shape[1], image.shape[2]), jnp.sqrt(1 - lam))
+    mixed = jnp.where(is_inside[..., None], sequences.neighbor(image), image)
+    return mixed, 1 - is_inside.mean()
 
 
 def random_box(key: jax.Array, size: tuple[int, int], side: Float[Array, '']) -> Bool[Array, 'H W']:
@@ -328,8 +328,8 @@ def random_box(key: jax.Array, size: tuple[int, int], side: Float[Array, '']) ->
 
     def span(n: int, center: jax.Array) -> jax.Array:
         middle, half = center * n, side * n / 2
-        at = jnp.arange(n)
-        return (at >= jnp.floor(middle - half)) & (at < jnp.floor(middle + half))
+        index = jnp.arange(n)
+        return (index >= jnp.floor(middle - half)) & (index < jnp.floor(middle + half))
 
     y, x = jax.random.uniform(key, (2,))
     return span(size[0], y)[:, None] & span(size[1], x)[None, :]

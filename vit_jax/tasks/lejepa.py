@@ -64,15 +64,19 @@ class Task(_views.Views):
         projected = [unfold(apply(fold(crops))['projected'], rows)]
         if local is not None:
             projected.append(unfold(apply(fold(local))['projected'], rows))
-        every = jnp.concatenate(projected, axis=1)
+        all_projected = jnp.concatenate(projected, axis=1)
         directions = apply(self.directions, method='directions')
-        slices = jnp.matmul(every, directions, precision='highest')
-        return {'projected': every, 'center': every[:, :count].mean(1), 'slices': slices}
+        slices = jnp.matmul(all_projected, directions, precision='highest')
+        return {
+            'projected': all_projected,
+            'center': all_projected[:, :count].mean(1),
+            'slices': slices,
+        }
 
     def loss(self, outputs: dict[str, Any], batch: Batch) -> dict[str, Term]:
         """Compute the distance to the center, and SIGReg over the global batch."""
-        mask, every = self.mask(batch), outputs['projected']
-        distances = jnp.square(every - outputs['center'][:, None]).mean((1, 2))
+        mask, all_projected = self.mask(batch), outputs['projected']
+        distances = jnp.square(all_projected - outputs['center'][:, None]).mean((1, 2))
         count = mask.sum()
         statistic = sigreg(outputs['slices'], mask, self.knots, self.span)
         return {

@@ -156,8 +156,8 @@ class Task(generate.Task):
             return z + (end - start) * velocity, z + (1 - start) * velocity if frames else None
 
         z, passed = jax.lax.scan(step, noise, (times[:-1], times[1:]))
-        shown = passed[self.frame_steps(frames)] if frames else jnp.zeros((0, *noise.shape))
-        return Generated(z, shown)
+        frames_shown = passed[self.frame_steps(frames)] if frames else jnp.zeros((0, *noise.shape))
+        return Generated(z, frames_shown)
 
     def _draw_path(
         self, apply: Apply, batch: Batch, images: Images

@@ -27,7 +27,7 @@ from vit_jax.trainer.evaluations import Evaluation
 from vit_jax.trainer.program import EvalSteps, Program, make_program
 
 if TYPE_CHECKING:
-    from vit_jax.trainer.examples import Examples
+    from vit_jax.trainer.examples import ExampleDisplay
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Training:
     program: Program
     timetable: Timetable
     evaluations: Mapping[str, Evaluation]
-    examples: Examples | None
+    examples: ExampleDisplay | None
     judge: Judge
 
 
@@ -139,7 +139,9 @@ def make_timetable(run: Run, times: Durations, opened: Mapping[str, Evaluation])
     )
 
 
-def _examples(run: Run, opened: Mapping[str, Evaluation], steps: EvalSteps) -> Examples | None:
+def _examples(
+    run: Run, opened: Mapping[str, Evaluation], steps: EvalSteps
+) -> ExampleDisplay | None:
     """Return the examples that a run shows; their drawing code is imported only if needed."""
     from vit_jax.trainer import examples
 

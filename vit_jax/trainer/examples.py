@@ -26,7 +26,7 @@ from vit_jax.viz.base import Viz
 
 
 @dataclasses.dataclass(frozen=True)
-class Examples:
+class ExampleDisplay:
     """Examples of the first evaluation of a run, shown by its writers.
 
     Attributes:
@@ -95,7 +95,7 @@ class Examples:
 
 def make_examples(
     run: Run, evaluations: Mapping[str, Evaluation], steps: EvalSteps
-) -> Examples | None:
+) -> ExampleDisplay | None:
     """Choose examples of a run's first evaluation on the model's own classes.
 
     Returns:
@@ -114,4 +114,4 @@ def make_examples(
     # A user's module that cannot be imported is an error of `predict` only.
     with contextlib.suppress(ImportError):
         viz = predictions.find_viz(run.task.name)
-    return Examples(entry, make_example_set(data, section, viz, str(run.model.name)))
+    return ExampleDisplay(entry, make_example_set(data, section, viz, str(run.model.name)))

@@ -31,7 +31,7 @@ class Service:
       UserError: if the writer does not start for another reason than a silent service.
     """
 
-    def __init__(self, name: str, run: base.Run, say: Callable[[str], None]):
+    def __init__(self, name: str, run: base.RunStart, say: Callable[[str], None]):
         self.name, self.failed = name, False
         self.writer: base.Writer | None = None
         self._run, self._say, self._kind = run, say, objects.writer_class(name)

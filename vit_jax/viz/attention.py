@@ -39,7 +39,7 @@ def draw_layers(
     layer: int = -1,
     query: Grid | None = None,
     title: str = '',
-    seen: tuple[int, int] | None = None,
+    real_size: tuple[int, int] | None = None,
     to_itself: bool = True,
 ) -> Figure:
     """Draw one query: the image, the rollout, all layers, and the heads of one layer.
@@ -53,28 +53,28 @@ def draw_layers(
       layer: Layer of the heads, counted from 0, or from the end if negative.
       query: See `heat_map`.
       title: Title above everything.
-      seen: Height and width in pixels of the part of `image` to draw, without padding.
+      real_size: Height and width in pixels of the part of `image` to draw, without padding.
       to_itself: Whether queries and keys are the same tokens.
 
     Raises:
       UserError: if the model has no such layer, or the grid no such query.
     """
-    chosen = layer_index(len(weights), layer)
+    index = layer_index(len(weights), layer)
     layers = heat_map(weights.mean(axis=1), query_grid, key_grid, query)
-    mean = layers[chosen]
-    large = {'input': image, f'layer {chosen}, mean of heads{_flat(mean)}': overlay(image, mean)}
+    mean = layers[index]
+    large = {'input': image, f'layer {index}, mean of heads{_flat(mean)}': overlay(image, mean)}
     if to_itself and query_grid == key_grid and weights.shape[-1] == weights.shape[-2]:
         heat = heat_map(rollout(weights), query_grid, key_grid, query)
         large[f'rollout{_flat(heat)}'] = overlay(image, heat)
-    heads = heat_map(weights[chosen], query_grid, key_grid, query)
+    heads = heat_map(weights[index], query_grid, key_grid, query)
     heads_of = {f'head {i}': heat for i, heat in enumerate(heads)}
-    sections = {f'Heads of layer {chosen}': _overlays(image, heads_of)}
+    sections = {f'Heads of layer {index}': _overlays(image, heads_of)}
     if len(layers) > 1:  # a single layer is already among the large pictures
         heading = 'Layers, mean of heads (each map is scaled to its own maximum)'
         layer_maps = {f'layer {i}': heat for i, heat in enumerate(layers)}
         sections = {heading: _overlays(image, layer_maps), **sections}
     marker = _query_frame(image, query_grid, query)
-    return _draw_page(title, large, sections, marker, seen)
+    return _draw_page(title, large, sections, marker, real_size)
 
 
 def draw_queries(
@@ -86,7 +86,7 @@ def draw_queries(
     head: int | None = None,
     title: str = '',
     names: Mapping[int, str] | None = None,
-    seen: tuple[int, int] | None = None,
+    real_size: tuple[int, int] | None = None,
 ) -> Figure:
     """Draw all queries of one layer, for decoders whose queries have no position in the image.
 
@@ -98,7 +98,7 @@ def draw_queries(
       head: Head of the layer; None for the mean.
       title: Title above everything.
       names: {index: name} of the queries to draw; None for all.
-      seen: See `draw_layers`.
+      real_size: See `draw_layers`.
 
     Raises:
       UserError: if the model has no such layer, or the layer no such head.
@@ -114,7 +114,7 @@ def draw_queries(
     }
     subject = 'Queries' if len(names) == len(maps) else f'{len(names)} of {len(maps)} queries'
     heading = f'{subject} of {layer_title} (each map is scaled to its own maximum)'
-    return _draw_page(title, large, {heading: _overlays(image, maps_of_queries)}, None, seen)
+    return _draw_page(title, large, {heading: _overlays(image, maps_of_queries)}, None, real_size)
 
 
 def heat_map(
@@ -147,8 +147,10 @@ def heat_map(
 
 def _query_index(query: Grid, grid: Grid) -> int:
     """Return the index of a query in its grid."""
-    inside = len(query) == len(grid) and all(0 <= q < n for q, n in zip(query, grid, strict=True))
-    if not inside:
+    is_inside = len(query) == len(grid) and all(
+        0 <= q < n for q, n in zip(query, grid, strict=True)
+    )
+    if not is_inside:
         name = ','.join(map(str, query))
         size = f'{grid[0]} rows and {grid[1]} columns' if len(grid) == 2 else f'{grid[0]} queries'
         raise UserError(f'the query {name} is outside of the grid of {size}')
@@ -250,12 +252,12 @@ def _draw_page(
     large: dict[str, np.ndarray],
     sections: dict[str, dict[str, np.ndarray]],
     marker: Rectangle | None,
-    seen: tuple[int, int] | None = None,
+    real_size: tuple[int, int] | None = None,
 ) -> Figure:
     """Draw large pictures with a color bar above sections of small ones."""
     full_size = large['input'].shape
     large, *cropped_sections = (
-        _crop_padding(pictures, full_size, seen) for pictures in (large, *sections.values())
+        _crop_padding(pictures, full_size, real_size) for pictures in (large, *sections.values())
     )
     sections = dict(zip(sections, cropped_sections, strict=True))
     inches, num_large = 9.0, len(large)
@@ -284,12 +286,12 @@ def choose_columns(count: int, least: int) -> int:
 
 
 def _crop_padding(
-    pictures: dict[str, np.ndarray], full_size: tuple[int, ...], seen: tuple[int, int] | None
+    pictures: dict[str, np.ndarray], full_size: tuple[int, ...], real_size: tuple[int, int] | None
 ) -> dict[str, np.ndarray]:
     """Crop padding from pictures of the same scene, given the sizes with and without it."""
-    if seen is None:
+    if real_size is None:
         return pictures
-    shares = seen[0] / full_size[0], seen[1] / full_size[1]
+    shares = real_size[0] / full_size[0], real_size[1] / full_size[1]
     return {
         name: picture[: round(shares[0] * picture.shape[0]), : round(shares[1] * picture.shape[1])]
         for name, picture in pictures.items()

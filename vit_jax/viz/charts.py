@@ -81,14 +81,14 @@ def draw_chip_costs(
     used = sum(memory.values())
     figures.style(left, f'memory of a chip: {used / GIB:.3g} of {usable / GIB:.3g} GiB')
     items = list(seconds.items())
-    shown = dict(items[:MAX_PARTS])
+    largest = dict(items[:MAX_PARTS])
     if remaining := sum(value for _, value in items[MAX_PARTS:]):
-        shown['others'] = remaining
-    colors = [figures.COLORS[2]] * len(shown)
+        largest['others'] = remaining
+    colors = [figures.COLORS[2]] * len(largest)
     if parallel:
-        shown['parallel copies'] = parallel
+        largest['parallel copies'] = parallel
         colors.append(figures.GRID)
-    _draw_bars(right, {k: 1e3 * v for k, v in shown.items()}, colors)
+    _draw_bars(right, {k: 1e3 * v for k, v in largest.items()}, colors)
     figures.style(right, 'minimum milliseconds per step')
     return figure
 
@@ -109,7 +109,7 @@ def draw_coordinates(changes: Sequence[Change], steps: int) -> Figure:
     low, high = min(c.rms for c in changes), max(c.rms for c in changes)
     for axes, name in zip(panels, TITLES, strict=True):
         _draw_parametrization(axes, [c for c in changes if c.parametrization == name], TITLES[name])
-        figures.log_ticks(axes.yaxis, low, high, words='{:.2g}'.format)
+        figures.log_ticks(axes.yaxis, low, high, labels='{:.2g}'.format)
     panels[0].set_ylabel(f'RMS change by {steps} steps', color=figures.INK)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc='outside right center', frameon=False, fontsize=9)
@@ -133,7 +133,7 @@ def _draw_parametrization(axes: Axes, changes: Sequence[Change], title: str) -> 
 def draw_goodput(accounts: Mapping[str, Account]) -> Figure:
     """Draw a panel per run: the share of each part of its time over time."""
     figure = Figure(figsize=(9, 1.2 + 1.7 * len(accounts)), layout='constrained')
-    drawn: dict[str, None] = {}
+    part_names: dict[str, None] = {}
     for i, (name, account) in enumerate(accounts.items()):
         axes = figure.add_subplot(len(accounts), 1, i + 1)
         figures.style(axes, f'{name}: {account.goodput:.1%} steps')
@@ -146,7 +146,7 @@ def draw_goodput(accounts: Mapping[str, Account]) -> Figure:
         for part, color in TIME_COLORS.items():
             share = np.array([parts.get(part, 0.0) for parts in bins]) / total
             if share.any():
-                drawn[part] = None
+                part_names[part] = None
                 axes.stairs(below + share, edges, baseline=below, fill=True, color=color)
                 below = below + share
         axes.set_xlim(0, edges[-1])
@@ -154,7 +154,7 @@ def draw_goodput(accounts: Mapping[str, Account]) -> Figure:
         axes.set_yticks([0, 0.5, 1], ['0 %', '50 %', '100 %'])
         axes.set_xlabel(unit, color=figures.FAINT, fontsize=9)
     handles = [
-        Patch(color=color, label=part) for part, color in TIME_COLORS.items() if part in drawn
+        Patch(color=color, label=part) for part, color in TIME_COLORS.items() if part in part_names
     ]
     figure.legend(handles=handles, loc='outside lower center', ncols=5, fontsize=9, frameon=False)
     return figure
@@ -200,14 +200,14 @@ def draw_detections(
 def _draw_class_precision(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
     """Draw the average precision of each class, the highest first, at all thresholds and at 0.5."""
     sorted_rows = sorted(rows, key=lambda row: -row['AP'])
-    places = np.arange(len(sorted_rows))
+    positions = np.arange(len(sorted_rows))
     axes.barh(
-        places, [row['AP50'] for row in sorted_rows], color=figures.FAINT, height=0.7, alpha=0.4
+        positions, [row['AP50'] for row in sorted_rows], color=figures.FAINT, height=0.7, alpha=0.4
     )
-    bars = axes.barh(places, [row['AP'] for row in sorted_rows], color=figures.INK, height=0.35)
+    bars = axes.barh(positions, [row['AP'] for row in sorted_rows], color=figures.INK, height=0.35)
     axes.bar_label(bars, [f'{row["AP"]:.3f}' for row in sorted_rows], padding=3, fontsize=8)
-    axes.set_yticks(places, [visible(str(row['class'])) for row in sorted_rows])
-    axes.set_ylim(len(places) - 0.4, -0.6)
+    axes.set_yticks(positions, [visible(str(row['class'])) for row in sorted_rows])
+    axes.set_ylim(len(positions) - 0.4, -0.6)
     axes.set_xlim(0, 1.12)
     axes.set_xlabel('AP (dark), AP50 (light)', color=figures.FAINT)
     figures.style(axes, '')

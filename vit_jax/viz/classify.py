@@ -101,13 +101,13 @@ def top_classes(probs: Float[np.ndarray, ' C'], k: int) -> list[int]:
 
 def _draw_bars(axes: Axes, classes: Sequence[Mapping[str, Any]], max_classes: int) -> None:
     """Draw a line per class, its name over its bar, the most probable class at the top."""
-    places = range(len(classes))
+    positions = range(len(classes))
     shares = [row['probability'] for row in classes]
-    axes.barh(places, shares, height=0.86, color=figures.COLORS[0], alpha=0.3)
-    for place, row in zip(places, classes, strict=True):
+    axes.barh(positions, shares, height=0.86, color=figures.COLORS[0], alpha=0.3)
+    for position, row in zip(positions, classes, strict=True):
         style: dict[str, Any] = {'va': 'center', 'fontsize': 8, 'color': figures.INK}
-        axes.text(0.02, place, _short(row['class']), **style)
-        axes.text(0.99, place, f'{row["probability"]:.3f}', ha='right', **style)
+        axes.text(0.02, position, _short(row['class']), **style)
+        axes.text(0.99, position, f'{row["probability"]:.3f}', ha='right', **style)
     axes.set(xlim=(0, 1), ylim=(max_classes + 0.5, -0.5))  # a line of air below
     axes.set_axis_off()
 

@@ -105,16 +105,16 @@ def find_metrics(histories: Sequence[History], metric: str) -> list[str]:
 def evaluation_metrics(histories: Sequence[History]) -> list[str]:
     """Return the evaluation metrics, those of all runs first, or the loss if there are none."""
     names = dict.fromkeys(name for history in histories for name in history.series)
-    found = [name for name in names if not name.startswith('train/')]
-    found.sort(key=lambda name: not all(name in history.series for history in histories))
-    return found or ['train/loss']
+    metrics = [name for name in names if not name.startswith('train/')]
+    metrics.sort(key=lambda name: not all(name in history.series for history in histories))
+    return metrics or ['train/loss']
 
 
 def smaller_is_better(histories: Sequence[History], metric: str) -> bool:
     """Return whether smaller is better, by the metric's name or else by its course in the runs."""
-    for words, answer in ((FALLING, True), (GROWING, False)):
-        if any(word in metric for word in words):
-            return answer
+    for endings, is_smaller_better in ((FALLING, True), (GROWING, False)):
+        if any(word in metric for word in endings):
+            return is_smaller_better
     curves = [history.series[metric][1] for history in histories if metric in history.series]
     return bool(sum(values[-1] - values[0] for values in curves) < 0)
 
@@ -169,10 +169,10 @@ def _draw_histories(axes: Axes, histories: Sequence[History], metric: str, x: st
     for history, color in zip(histories, _colors(histories), strict=True):
         if metric in history.series:
             steps, values = history.series[metric]
-            places = history.minutes(steps) if x == 'minutes' else steps
+            positions = history.minutes(steps) if x == 'minutes' else steps
             mark = 'o' if len(values) < 30 else None
             axes.plot(
-                places,
+                positions,
                 values,
                 color=color,
                 label=history.name,
@@ -182,7 +182,7 @@ def _draw_histories(axes: Axes, histories: Sequence[History], metric: str, x: st
             )
     if _spread(axes.dataLim.intervaly) > 30:
         axes.set_yscale('log')
-        figures.log_ticks(axes.yaxis, *axes.dataLim.intervaly, words='{:g}'.format)
+        figures.log_ticks(axes.yaxis, *axes.dataLim.intervaly, labels='{:g}'.format)
     axes.set_xlim(left=0)
     axes.set_xlabel(x, color=figures.FAINT, fontsize=9)
 
@@ -197,16 +197,16 @@ def _draw_bars(
     axes: Axes, histories: Sequence[History], metrics: Sequence[str], pattern: str
 ) -> None:
     width, before = 0.8 / len(histories), pattern.index(BARS)
-    places = np.arange(len(metrics))
+    positions = np.arange(len(metrics))
     for i, (history, color) in enumerate(zip(histories, _colors(histories), strict=True)):
         values = [history.last(metric) for metric in metrics]
         shift = (i - (len(histories) - 1) / 2) * width
         heights = [0.0 if value is None else value for value in values]
-        bars = axes.bar(places + shift, heights, 0.92 * width, color=color, label=history.name)
+        bars = axes.bar(positions + shift, heights, 0.92 * width, color=color, label=history.name)
         texts = ['' if value is None else f'{value:.3g}' for value in values]
         axes.bar_label(bars, texts, fontsize=8, color=figures.FAINT, padding=2)
     labels = [figures.metric_words(metric[before:]) for metric in metrics]
-    axes.set_xticks(places, labels if len(labels) > 1 else [''])  # the title names a single one
+    axes.set_xticks(positions, labels if len(labels) > 1 else [''])  # the title names a single one
     axes.margins(y=0.35)  # room for the legend
 
 

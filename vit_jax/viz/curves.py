@@ -139,8 +139,8 @@ def _draw_line(axes: Axes, series: Series, color: str, label: str, smooth: bool)
 def running_mean(values: np.ndarray, radius: int) -> np.ndarray:
     """Average over up to `radius` points on either side."""
     total = np.concatenate([[0.0], np.cumsum(values)])
-    at = np.arange(len(values))
-    low, high = np.maximum(at - radius, 0), np.minimum(at + radius + 1, len(values))
+    indices = np.arange(len(values))
+    low, high = np.maximum(indices - radius, 0), np.minimum(indices + radius + 1, len(values))
     return (total[high] - total[low]) / (high - low)
 
 

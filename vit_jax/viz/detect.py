@@ -239,8 +239,8 @@ def draw_objects(
             axes.add_patch(Rectangle((x, y), width, height, **frame))
         fits = width >= figures.label_size(name, inch, points)[0]
         letters = points if fits else min(points, figures.SMALL_LABEL_SIZE)
-        place = figures.find_label_box(
+        label_box = figures.find_label_box(
             box, figures.label_size(name, inch, letters), size, label_boxes, boxes
         )
-        label_boxes.append(place)
-        figures.write_label(axes, place, name, tint, inch, letters)
+        label_boxes.append(label_box)
+        figures.write_label(axes, label_box, name, tint, inch, letters)

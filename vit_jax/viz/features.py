@@ -61,12 +61,12 @@ def component_colors(
     """
     rows = np.concatenate(patches).astype(np.float64)
     edges = np.concatenate([_is_edge(*grid).ravel() for grid in grids])
-    inside = foreground(principal_components(rows, 1)[:, 0], edges)
-    values = principal_components(rows[inside], 3)
+    is_foreground = foreground(principal_components(rows, 1)[:, 0], edges)
+    values = principal_components(rows[is_foreground], 3)
     low, high = np.percentile(values, [CLIPPED, 100 - CLIPPED], axis=0)
     values = np.clip((values - low) / np.maximum(high - low, 1e-12), 0, 1)
     colors = np.zeros((len(rows), 3), np.uint8)
-    colors[inside, : values.shape[1]] = np.round(255 * values)
+    colors[is_foreground, : values.shape[1]] = np.round(255 * values)
     return np.split(colors, np.cumsum([len(patches_of_image) for patches_of_image in patches])[:-1])
 
 

@@ -184,7 +184,7 @@ def legend(axes: Axes) -> None:
 
 
 def log_ticks(
-    axis: Axis, low: float, high: float, *, few: bool = False, words: Callable[[float], str]
+    axis: Axis, low: float, high: float, *, few: bool = False, labels: Callable[[float], str]
 ) -> None:
     """Label the ticks of a logarithmic axis so that at least two labels are visible.
 
@@ -192,7 +192,7 @@ def log_ticks(
       axis: `axes.xaxis` or `axes.yaxis`.
       low, high: Range to show.
       few: Whether there is little space.
-      words: Function that formats a number as a label.
+      labels: Function that formats a number as a label.
     """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
@@ -206,7 +206,7 @@ def log_ticks(
         if decades < 0.5:
             subs = (1.0, 1.2, 1.5, *subs[1:])
     axis.set_major_locator(LogLocator(subs=subs, numticks=12))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: words(value)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: labels(value)))
     axis.set_minor_locator(NullLocator())
 
 
@@ -228,19 +228,21 @@ def find_label_box(
     cover a label, a free one above or below them is chosen.
     """
 
-    def cost(place: Box) -> float:
-        share = sum(overlap(place, label) / math.prod(label_size) for label in labels)
-        return 4 * share + sum(overlap(place, obj) / max(math.prod(obj[2:]), 1) for obj in boxes)
+    def cost(candidate: Box) -> float:
+        share = sum(overlap(candidate, label) / math.prod(label_size) for label in labels)
+        return 4 * share + sum(
+            overlap(candidate, obj) / max(math.prod(obj[2:]), 1) for obj in boxes
+        )
 
     best = min(_label_boxes(box, label_size, size), key=cost)
     if not any(overlap(best, other) for other in labels):
         return best
     half = label_size[1] / 2
     moved = [
-        (cost(place) + 0.02 * abs(step), place)  # prefer the nearest
+        (cost(candidate) + 0.02 * abs(step), candidate)  # prefer the nearest
         for step in range(-round(size[0] / half), round(size[0] / half) + 1)
-        for place in _label_boxes((box[0], box[1] + step * half, *box[2:]), label_size, size)
-        if not any(overlap(place, other) for other in labels)
+        for candidate in _label_boxes((box[0], box[1] + step * half, *box[2:]), label_size, size)
+        if not any(overlap(candidate, other) for other in labels)
     ]
     return min(moved)[1] if moved else best
 
@@ -255,8 +257,8 @@ def _label_boxes(
     inner = [(left, top) for top in (y, y + height - tall) for left in (x, x + width - wide)]
     sides = [(left, top) for left in (x + width, x - wide) for top in (y, y + height - tall)]
     for left, top in (*ends, *inner, *sides):
-        inside = max(0, min(left, size[1] - wide)), max(0, min(top, size[0] - tall))
-        yield (*inside, *label_size)
+        inner_corner = max(0, min(left, size[1] - wide)), max(0, min(top, size[0] - tall))
+        yield (*inner_corner, *label_size)
 
 
 def overlap(a: Box, b: Box) -> float:
@@ -266,12 +268,12 @@ def overlap(a: Box, b: Box) -> float:
 
 
 def write_label(
-    axes: Axes, place: Box, text: str, background: Color, inch: float, points: float = LABEL_SIZE
+    axes: Axes, box: Box, text: str, background: Color, inch: float, points: float = LABEL_SIZE
 ) -> None:
     """Write white letters on the color `background`, in a box from `find_label_box`."""
     label = axes.text(
-        place[0] + 2 / 72 * inch,
-        place[1] + place[3] / 2,
+        box[0] + 2 / 72 * inch,
+        box[1] + box[3] / 2,
         text,
         va='center',
         fontsize=points,

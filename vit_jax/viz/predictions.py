@@ -72,12 +72,12 @@ def table_rows(
       rows: its predictions, as returned by `Viz.rows`.
       one_row: whether the columns of the second prediction are named `NAME_2`, and so on.
     """
-    listed = [_with_box_columns(row) for row in rows]
+    flat_rows = [_with_box_columns(row) for row in rows]
     if not one_row:
-        ranked = [{'image': image, 'rank': rank, **row} for rank, row in enumerate(listed, 1)]
+        ranked = [{'image': image, 'rank': rank, **row} for rank, row in enumerate(flat_rows, 1)]
         return ranked or [{'image': image}]
     row = {'image': image}
-    for rank, cells in enumerate(listed, 1):
+    for rank, cells in enumerate(flat_rows, 1):
         row |= {f'{name}_{rank}': value for name, value in cells.items()}
     return [row]
 

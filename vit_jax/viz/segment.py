@@ -77,21 +77,21 @@ def _instances(prediction: Fields, photo: Photo, threshold: float) -> tuple[Segm
     `threshold`; the best are on top.
     """
     logits = panoptic.mask_logits(prediction, prediction['queries'])
-    inside = logits > 0
-    probs = (panoptic.sigmoid(logits) * inside).sum((1, 2)) / (inside.sum((1, 2)) + 1e-6)
+    is_inside = logits > 0
+    probs = (panoptic.sigmoid(logits) * is_inside).sum((1, 2)) / (is_inside.sum((1, 2)) + 1e-6)
     scores = prediction['scores'] * probs
     order = np.argsort(scores, kind='stable')
-    numbers, chosen = np.zeros(logits.shape[1:], int), []
+    numbers, segments = np.zeros(logits.shape[1:], int), []
     for row in order[scores[order] > threshold].tolist():
-        chosen.append(row)
-        numbers[inside[row]] = len(chosen)
+        segments.append(row)
+        numbers[is_inside[row]] = len(segments)
     instances = {**prediction, 'scores': scores, 'things': np.ones(len(scores), bool)}
-    return _visible(to_file_pixels(numbers, photo), np.array(chosen, int)), instances
+    return _visible(to_file_pixels(numbers, photo), np.array(segments, int)), instances
 
 
 def _visible(numbers: np.ndarray, queries: np.ndarray) -> Segments:
     """Return the segments with pixels in the file; numbers are 0 outside of the model's view."""
     visible = np.unique(numbers[numbers > 0])
-    places = np.zeros(len(queries) + 1, int)
-    places[visible] = np.arange(len(visible)) + 1
-    return Segments(places[numbers.clip(0)], queries[visible - 1])
+    new_numbers = np.zeros(len(queries) + 1, int)
+    new_numbers[visible] = np.arange(len(visible)) + 1
+    return Segments(new_numbers[numbers.clip(0)], queries[visible - 1])

@@ -113,9 +113,9 @@ def to_file_pixels(numbers: Int[np.ndarray, 'h w'], photo: Photo) -> Int[np.ndar
     height, width = photo.original.shape[:2]
     y, x = np.mgrid[:height, :width] + 0.5
     x, y = np.floor(photo.from_original(np.stack([x, y], axis=-1))).astype(int).transpose(2, 0, 1)
-    inside = (x >= 0) & (x < numbers.shape[1]) & (y >= 0) & (y < numbers.shape[0])
+    is_inside = (x >= 0) & (x < numbers.shape[1]) & (y >= 0) & (y < numbers.shape[0])
     values = numbers[y.clip(0, numbers.shape[0] - 1), x.clip(0, numbers.shape[1] - 1)]
-    return np.where(inside, values, -1)
+    return np.where(is_inside, values, -1)
 
 
 def paint_segments(
@@ -151,11 +151,11 @@ def write_labels(
         (wide, tall), (x, y) = label_sizes[i], thickest_point(numbers == i + 1)
         # The box is large enough that its first corner candidate is around the middle.
         box = small.get(i, (x - wide / 2, y + tall / 2, wide, tall))
-        place = figures.find_label_box(
+        label_box = figures.find_label_box(
             box, label_sizes[i], numbers.shape, label_boxes, list(small.values())
         )
-        label_boxes.append(place)
-        figures.write_label(axes, place, names[i], tints[i], inch, points)
+        label_boxes.append(label_box)
+        figures.write_label(axes, label_box, names[i], tints[i], inch, points)
 
 
 def bounding_box(mask: Bool[np.ndarray, 'Y X']) -> figures.Box:
@@ -190,13 +190,13 @@ def _row(
     prediction: Fields,
     context: Context,
 ) -> dict[str, Any]:
-    class_id, thing = int(prediction['labels'][query]), bool(prediction['things'][query])
+    class_id, is_thing = int(prediction['labels'][query]), bool(prediction['things'][query])
     return {
         'id': number,
         'class': context.class_name(class_id),
         'category_id': context.category_id(class_id),
-        'isthing': int(thing),
-        'kind': 'thing' if thing else 'stuff',
+        'isthing': int(is_thing),
+        'kind': 'thing' if is_thing else 'stuff',
         'score': float(prediction['scores'][query]),
         'area': int(mask.sum()),
         'bbox': [int(side) for side in bounding_box(mask)],

@@ -19,7 +19,7 @@ _IDS, _WRITTEN = 'ids', 'told'  # keys of the file
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class RunStart:
     """Start of a run, the first one or a resumption.
 
     Attributes:
@@ -78,7 +78,7 @@ class Writer(abc.ABC):
     """
 
     @abc.abstractmethod
-    def __init__(self, run: Run): ...
+    def __init__(self, run: RunStart): ...
 
     @classmethod  # noqa: B027, a default
     def require_access(cls) -> None:
@@ -125,7 +125,7 @@ def begin(
     start_step: int,
     config: Mapping[str, Any],
     lines: Iterable[Mapping[str, Any]],
-) -> Run:
+) -> RunStart:
     """Describe the start of a run that resumes after `start_step`.
 
     Args:
@@ -138,7 +138,7 @@ def begin(
         for line in lines:
             for name in line.keys() - {'step'}:
                 written_lines[name] = max(line['step'], written_lines.get(name, 0))
-    return Run(folder, local, start_step, config, written_lines)
+    return RunStart(folder, local, start_step, config, written_lines)
 
 
 def markdown(rows: Sequence[Mapping[str, str]]) -> str:

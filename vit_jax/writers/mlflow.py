@@ -15,7 +15,7 @@ from vit_jax.array_types import UInt8
 from vit_jax.extras import needed_by
 from vit_jax.storage import servers
 from vit_jax.writers import base
-from vit_jax.writers.base import Run, markdown
+from vit_jax.writers.base import RunStart, markdown
 
 EXTRA = 'mlflow'
 EXPERIMENT = 'vit_jax'  # unless MLFLOW_EXPERIMENT_NAME names another
@@ -41,7 +41,7 @@ class Writer(base.Writer):
       UserError: if the package is not installed.
     """
 
-    def __init__(self, run: Run):
+    def __init__(self, run: RunStart):
         for name, default in QUICK.items():
             os.environ.setdefault(name, default)
         with needed_by("config.writers: 'mlflow'", EXTRA):

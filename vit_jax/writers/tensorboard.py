@@ -20,7 +20,7 @@ from vit_jax.array_types import UInt8
 from vit_jax.errors import visible
 from vit_jax.storage import paths, run_folder
 from vit_jax.writers import base
-from vit_jax.writers.base import Run, markdown
+from vit_jax.writers.base import RunStart, markdown
 
 
 class Writer(base.Writer):
@@ -35,7 +35,7 @@ class Writer(base.Writer):
 
     _count = itertools.count()  # a process may open several in a second, read in this order
 
-    def __init__(self, run: Run):
+    def __init__(self, run: RunStart):
         host = f'{time.time():010.0f}.{socket.gethostname()}.{os.getpid()}.{next(self._count):05}'
         self._run = run
         self._records = RecordWriter(paths.create(run.local / f'{run_folder.EVENTS}{host}'))

@@ -16,7 +16,7 @@ from vit_jax.array_types import UInt8
 from vit_jax.errors import visible
 from vit_jax.extras import needed_by
 from vit_jax.writers import base
-from vit_jax.writers.base import Run
+from vit_jax.writers.base import RunStart
 
 EXTRA = 'trackio'
 PROJECT = 'vit_jax'  # unless TRACKIO_PROJECT names another
@@ -34,7 +34,7 @@ class Writer(base.Writer):
       UserError: if the package is not installed.
     """
 
-    def __init__(self, run: Run):
+    def __init__(self, run: RunStart):
         with needed_by("config.writers: 'trackio'", EXTRA):
             import trackio
         name = run.identity('trackio', lambda: f'{run.folder.name}-{uuid.uuid4().hex[:6]}')

@@ -13,7 +13,7 @@ from vit_jax.errors import UserError, visible
 from vit_jax.extras import needed_by
 from vit_jax.storage import servers
 from vit_jax.writers import base
-from vit_jax.writers.base import Run
+from vit_jax.writers.base import RunStart
 
 EXTRA = 'wandb'
 PROJECT = 'vit_jax'  # unless WANDB_PROJECT names another
@@ -32,7 +32,7 @@ class Writer(base.Writer):
       UserError: if the package is not installed.
     """
 
-    def __init__(self, run: Run):
+    def __init__(self, run: RunStart):
         with needed_by("config.writers: 'wandb'", EXTRA):
             import wandb
         self.require_answer()

@@ -43,12 +43,12 @@ def failure(kernel: Kernel, spec: Spec, kind: str, devices: int = 1) -> str:
       kind: JAX's name of the kind of device that the program will run on.
       devices: Their number; see `device.measure`.
     """
-    here = device.local_accelerator(kind)
-    if here is None:
+    accelerator = device.local_accelerator(kind)
+    if accelerator is None:
         return ''
     spec = _small(spec)
     if (kernel, spec) not in _failures:
-        _failures[kernel, spec] = _measure(kernel, spec, here, devices)
+        _failures[kernel, spec] = _measure(kernel, spec, accelerator, devices)
     return _failures[kernel, spec]
 
 
@@ -60,25 +60,27 @@ def _small(spec: Spec) -> Spec:
     return spec._replace(shape=(ROWS, min(windows, MOST_WINDOWS), *remaining))
 
 
-def _measure(kernel: Kernel, spec: Spec, here: jax.Device, devices: int) -> str:
+def _measure(kernel: Kernel, spec: Spec, accelerator: jax.Device, devices: int) -> str:
     failures = []
 
     def difference() -> float:
         try:
-            found = largest_difference(kernel, spec)
+            difference_found = largest_difference(kernel, spec)
         except Exception as e:  # of the compiler, too
             failures.append(one_line(str(e)))
             return float('inf')
-        return found if found == found else float('inf')
+        return difference_found if difference_found == difference_found else float('inf')
 
-    found = device.measure(difference, here, devices)
+    difference_found = device.measure(difference, accelerator, devices)
     layer = _describe(spec)
     if failures:
         return f'fails on this device for {layer}: {failures[0]}'
-    if found > TOLERANCE:
-        by = f'differs from the attention of XLA by up to {found:.2%} for {layer}'
+    if difference_found > TOLERANCE:
+        by = f'differs from the attention of XLA by up to {difference_found:.2%} for {layer}'
         return f'{by}, more than {TOLERANCE:.0%}'
-    _log.warning('an attention kernel is used: within %.2f%% of XLA for %s', 100 * found, layer)
+    _log.warning(
+        'an attention kernel is used: within %.2f%% of XLA for %s', 100 * difference_found, layer
+    )
     return ''
 
 

@@ -42,8 +42,8 @@ def fused_attention(
     query, key, value = (x.reshape(*x.shape[:2], num_heads, -1) for x in parts)
     rows, queries, keys = len(query), query.shape[1], key.shape[1]
     if segments is not None:
-        own = segments.mask()
-        mask = own if mask is None else mask & own
+        mask_of_segments = segments.mask()
+        mask = mask_of_segments if mask is None else mask & mask_of_segments
     if mask is not None:
         # JAX does not spread a mask over the queries: github.com/jax-ml/jax/issues/28974.
         mask = _even(jnp.broadcast_to(mask, (*mask.shape[:2], queries, keys)), 2, 3)
@@ -54,7 +54,7 @@ def fused_attention(
     if queries % 2 or keys % 2:
         sizes = {'query_seq_lengths': queries, 'key_value_seq_lengths': keys}
         lengths = {name: jnp.full((rows,), n, jnp.int32) for name, n in sizes.items()}
-    found = jax.nn.dot_product_attention(
+    output = jax.nn.dot_product_attention(
         _even(query, 1),
         _even(key, 1),
         _even(value, 1),
@@ -64,7 +64,7 @@ def fused_attention(
         implementation=implementation,
         **lengths,
     )
-    return found[:, :queries].reshape(rows, queries, width)
+    return output[:, :queries].reshape(rows, queries, width)
 
 
 def _even(x: Array, *axes: int) -> Array:
