@@ -213,7 +213,7 @@ def test_eval_step_leaves_padding_and_dropout_out():
     variables = random_training().states[0].variables
     batch = {**make_batch(), 'mask': jnp.array([1.0, 1, 1, 0, 1, 1, 1, 0])}
     sums = jax.jit(make_eval_step(model, task))(variables, batch)
-    logits = tiny_vit().apply(variables, *task.inputs(batch), train=False)['logits']
+    logits = jax.jit(tiny_vit().apply)(variables, *task.inputs(batch))['logits']
     correct = np.asarray(logits.argmax(-1) == batch['label'])[batch['mask'] == 1]
     np.testing.assert_allclose(sums['accuracy'], (correct.sum(), 6))
 

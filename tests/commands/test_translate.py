@@ -120,6 +120,7 @@ def test_json(run, command):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_samples_hang_on_the_seed_and_not_on_the_batch(command):
     sentences = ['A dog runs.', '', 'A dog runs.']
 

@@ -257,6 +257,7 @@ def test_a_damaged_index_is_made_anew(shards, cache_folder):
         assert values(open_source(f'tar:{shards}', 'train')) == expected
 
 
+@pytest.mark.long
 def test_batches_do_not_depend_on_threads_and_workers(shards):
     loading.assert_read_alike(f'tar:{shards}', 4)
 

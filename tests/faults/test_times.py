@@ -27,6 +27,7 @@ def lines(folder: pathlib.Path) -> list[dict]:
 
 
 @pytest.mark.fault(100)
+@pytest.mark.long
 def test_the_parts_of_time_sum_to_the_whole_through_a_kill_and_a_stop(
     tmp_path, repo, run_cli, capsys
 ):

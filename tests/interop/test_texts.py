@@ -149,7 +149,6 @@ def test_files_that_are_no_tokenizer(tmp_path):
         vocabulary.load_vocabulary(file)
 
 
-@pytest.mark.parity
 def test_predict_gives_the_probabilities_of_transformers(folder, tmp_path, capsys):
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (SIZE, SIZE, 3), np.uint8)

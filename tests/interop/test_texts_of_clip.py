@@ -126,7 +126,6 @@ def test_a_word_without_an_embedding_is_refused(folder, tmp_path):
         encode('caption', 'a <cat-toy>')
 
 
-@pytest.mark.parity
 def test_predict_gives_the_probabilities_of_transformers(folder, tmp_path, capsys):
     pixels = np.random.default_rng(0).integers(0, 256, (SIZE, SIZE, 3), np.uint8)
     Image.fromarray(pixels).save(tmp_path / 'a.png')

@@ -83,6 +83,7 @@ def test_without_classes_there_is_one_embedding():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_recomputation_changes_no_gradient():
     inputs = jit_numbers.batch()
     arrays = tuple(inputs[name] for name in ('image', 'time', 'label'))

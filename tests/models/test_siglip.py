@@ -97,8 +97,8 @@ def test_scanned_blocks_are_the_same_function(params):
     stacked = jax.jit(scanned.init)(jax.random.key(0), IMAGES, IDS)['params']
     flat = unroll(traverse_util.flatten_dict(stacked, sep='/'))
     plain = {'params': traverse_util.unflatten_dict(flat, sep='/')}
-    a = scanned.apply({'params': stacked}, IMAGES, IDS)
-    b = Model(**TINY).apply(plain, IMAGES, IDS)
+    a = jax.jit(scanned.apply)({'params': stacked}, IMAGES, IDS)
+    b = jax.jit(Model(**TINY).apply)(plain, IMAGES, IDS)
     for name in ('image', 'text'):
         np.testing.assert_allclose(a[name], b[name], atol=1e-6)
 

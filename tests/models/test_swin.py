@@ -129,6 +129,7 @@ def test_maps_of_any_size(size):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_recomputing_blocks_changes_nothing():
     images = images_like(4, 8, 8, 3)
     fields = TINY | {'depths': (2,), 'num_heads': (2,), 'drop_path': 0.5}

@@ -137,6 +137,7 @@ def start_worker(repo, folder, log, victim=''):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_postgres_two_workers_run_each_point_exactly_once(tmp_path, repo, postgres):
     made = make(tmp_path, postgres, points=grid({'optim.lr': [0.1, 0.2, 0.3], 'seed': [0, 1]}))
     logs = [tmp_path / f'{i}.txt' for i in (0, 1)]

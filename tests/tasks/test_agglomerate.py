@@ -116,7 +116,7 @@ def test_a_vit_with_adaptors():
     sizes = [(8 + 1) * 7 + 2 * 7 + (7 + 1) * width for width in (3, 5, 6)]
     assert count(params) == count(shapes(plain, (8, 8))) + sum(sizes)
     image = images_like(2, 8, 8, 3)
-    outputs, _ = model.init_with_output(jax.random.key(0), image)
+    outputs, _ = jax.eval_shape(model.init_with_output, jax.random.key(0), image)
     found = {k: x.shape for k, x in outputs.items() if k.startswith(('summary', 'patches'))}
     assert found == {
         'patches': (2, 4, 8),

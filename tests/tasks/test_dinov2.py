@@ -226,6 +226,7 @@ def test_golden_steps():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_student_and_teacher_are_one_state_that_resumes_exactly():
     for one, other in zip(trained(), trained(stop=2), strict=True):
         jax.tree.map(np.testing.assert_array_equal, one, other)

@@ -56,6 +56,7 @@ def norm_of(tree):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_ten_steps_are_those_of_torch():
     expected = [
         *(89.319176, 78.190086, 70.544853, 63.679909, 57.513874, 52.607716),

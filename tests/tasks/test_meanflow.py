@@ -97,6 +97,7 @@ def traced_stub(z, time=None, labels=None, conditions=None, method=None):
     return {'image': jnp.tanh(z * numbers) + jnp.sin(numbers) * jnp.cos(z)}
 
 
+@pytest.mark.long
 def test_the_slope_equals_differences_in_float64_and_torch():
     """u - h du/dt along the data's velocity, with z + d v, t + d and h - d for a small d."""
     torch = pytest.importorskip('torch')

@@ -80,6 +80,7 @@ def test_a_branch_is_the_run_that_had_its_cooldown_from_the_start(make_config, t
     assert saved(trunk) == before
 
 
+@pytest.mark.long
 def test_a_branch_resumes_from_its_own_checkpoint(make_config, trunk, tmp_path):
     copy = shutil.copytree(trunk, tmp_path / 'copy')
     config = make_config(9, cooldown=5, branch__from=copy, branch__step=4)

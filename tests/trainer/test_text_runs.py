@@ -155,6 +155,7 @@ def test_examples_that_are_left_out_are_counted(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_stopped_and_resumed_is_uninterrupted(tmp_path: pathlib.Path, whole: pathlib.Path) -> None:
     with pytest.raises(train.Preempted):
         one_run(get_config(), tmp_path, stop_at=3)

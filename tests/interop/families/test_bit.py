@@ -1,5 +1,6 @@
 """BiT in the forms of others: the same outputs as Hugging Face's, and every form reads back."""
 
+import functools
 import json
 
 import jax
@@ -232,8 +233,9 @@ def test_what_files_do_not_tell_is_said(params, form, note):
 
 def test_the_pooling_of_big_vision_ignores_what_is_beyond_the_border(params, images):
     root, images = jax.tree.map(jax.numpy.asarray, ({'params': params['root']}, images))
-    found = bit_resnet.Root(64, pool_padding='nothing').apply(root, images)
-    zeros, state = bit_resnet.Root(64).apply(root, images, capture_intermediates=True)
+    found = jax.jit(bit_resnet.Root(64, pool_padding='nothing').apply)(root, images)
+    capturing = functools.partial(bit_resnet.Root(64).apply, capture_intermediates=True)
+    zeros, state = jax.jit(capturing)(root, images)
     (convolved,) = state['intermediates']['conv']['__call__']
     expected = nn.max_pool(convolved, (3, 3), (2, 2), padding=((1, 1), (1, 1)))
     np.testing.assert_array_equal(found, expected)

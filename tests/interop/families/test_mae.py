@@ -103,7 +103,6 @@ def test_predictions_and_loss(form, model, tmp_path, images):
 
 
 @pytest.mark.slow
-@pytest.mark.parity
 @pytest.mark.long
 def test_another_size_and_plain_pixels(tmp_path, images):
     shallow = {'num_hidden_layers': 1, 'decoder_num_hidden_layers': 1}
@@ -132,7 +131,6 @@ def test_names_of_the_authors(tmp_path, images):
 
 
 @pytest.mark.slow
-@pytest.mark.parity
 def test_what_is_written_is_read_by_transformers(model, tmp_path, images):
     model.save_pretrained(tmp_path / 'old')
     imported = interop.read(tmp_path / 'old')
@@ -146,7 +144,6 @@ def test_what_is_written_is_read_by_transformers(model, tmp_path, images):
 
 
 @pytest.mark.slow
-@pytest.mark.parity
 def test_the_colors_of_images_and_target(model, tmp_path):
     """Bytes give the loss that transformers has of what its preprocessor makes of them."""
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -164,7 +161,6 @@ def test_the_colors_of_images_and_target(model, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parity
 @pytest.mark.parametrize('whole', [True, False], ids=['with decoder', 'encoder alone'])
 def test_the_encoder_is_a_vit(whole, model, tmp_path, images):
     """With and without a decoder beside it; its features are those of transformers."""

@@ -214,7 +214,6 @@ def beside_timm(name, monkeypatch):
     return flat, config, np.array([row['logits']]), text, ids
 
 
-@pytest.mark.parity
 @pytest.mark.parametrize('name', TOWERS)
 def test_towers_of_timm(name, tmp_path, monkeypatch):
     flat, config, image, text, ids = beside_timm(name, monkeypatch)

@@ -90,7 +90,6 @@ def test_logits_and_intermediates_of_timm(name, tmp_path):
     close(states[-1].swapaxes(1, 2), np.array(row['block']).reshape(1, 16, -1))
 
 
-@pytest.mark.parity
 @pytest.mark.long
 @pytest.mark.parametrize('name', [*timm_sam.FORMS])
 def test_images_of_another_size(name, tmp_path):

@@ -44,7 +44,6 @@ def test_logits_and_intermediates(name, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parity
 @pytest.mark.parametrize(
     ('family', 'name'),
     [
@@ -88,7 +87,6 @@ _PLACED = (
 
 
 @pytest.mark.slow
-@pytest.mark.parity
 @pytest.mark.parametrize(
     'name',
     [n if n in _PLACED else pytest.param(n, marks=pytest.mark.long) for n in GOLDEN],

@@ -34,7 +34,6 @@ def test_outputs_and_hidden_states(form, tmp_path, images):
 
 
 @pytest.mark.slow
-@pytest.mark.parity
 @pytest.mark.parametrize('size', [(24, 20), (8, 8)], ids=['larger', 'smaller'])
 @pytest.mark.parametrize('form', transformers_forms.RESIZED, ids=lambda form: form.label)
 def test_images_of_another_size(form, size, tmp_path, images):
@@ -48,7 +47,6 @@ def test_images_of_another_size(form, size, tmp_path, images):
 
 
 @pytest.mark.slow
-@pytest.mark.parity
 @pytest.mark.parametrize('form', transformers_forms.FORMS, ids=lambda form: form.label)
 def test_what_is_written(form, tmp_path, images):
     """transformers reads it whole, as the class that it came from, and computes the same."""

@@ -63,7 +63,6 @@ def test_logits_and_loss_are_those_of_transformers(fields, tmp_path):
     assert float(np.std(logits)) > 1e-3  # the parameters matter
 
 
-@pytest.mark.parity
 def test_transformers_reads_what_is_written(saved, tmp_path):
     trained = interop.read(saved)
     assert interop.write(anew(trained), tmp_path) == ()

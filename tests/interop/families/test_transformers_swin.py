@@ -49,7 +49,6 @@ def test_logits_of_what_is_read(size, tmp_path, images):
 
 
 @pytest.mark.slow
-@pytest.mark.parity
 def test_hidden_states(tmp_path, images):
     """The embedding, and the map of each stage before its merging."""
     model, batch = reference(), images(1, 24, 24, 3)
@@ -68,7 +67,6 @@ def test_hidden_states(tmp_path, images):
 
 
 @pytest.mark.slow
-@pytest.mark.parity
 def test_images_are_padded_with_their_mean(tmp_path, images):
     """Images of 27 x 41 pixels are not whole patches."""
     model, pixels = reference(), (images(2, 27, 41, 3) / 4).clip(-1, 1)
@@ -96,7 +94,6 @@ def test_both_versions_are_the_same_model(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parity
 def test_logits_of_what_is_written(tmp_path, images, perturbed):
     fields = {'patch_size': 2, 'width': 8, 'depths': (2, 1), 'num_heads': (2, 4), 'window': 3}
     model, batch = Model(num_classes=3, **fields), images(2, 24, 12, 3)

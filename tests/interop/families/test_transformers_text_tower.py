@@ -45,7 +45,6 @@ def test_embeddings_are_those_of_transformers_there_and_back(family, name, field
     np.testing.assert_allclose(theirs(again.eval(), texts)[0], theirs(model, texts)[0], atol=1e-5)
 
 
-@pytest.mark.parity
 @pytest.mark.parametrize('name', ['CLIP', 'Siglip', 'MetaClip2', 'Siglip2'])
 def test_the_tower_of_a_file_with_two(name, tmp_path):
     small = {key: SHAPE[key] for key in list(SHAPE)[:4]}
