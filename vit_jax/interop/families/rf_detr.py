@@ -34,6 +34,7 @@ _SOURCE = 'RF-DETR'
 _TASK = 'detect_groups'
 _VIT = 'backbone.0.encoder.encoder.'
 _PROJECTOR = 'backbone.0.projector.stages.0.'
+_MASKS = 'segmentation_head.'
 _FUSED = {'self_attn': 'in_proj'}
 
 
@@ -94,7 +95,7 @@ def matches(flat: Mapping[str, np.ndarray]) -> bool:
 
 
 def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
-    """Read an RF-DETR.
+    """Read an RF-DETR, without the masks of one for instance segmentation.
 
     Blocks of the ViT after the last map, whose outputs nothing reads, are left out.
 
@@ -107,6 +108,9 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     if not config.get('backbone_config'):
         config |= _published(flat)
         notes = ('no config.json: windows, maps and heads are assumed to be the published ones',)
+    if any(name.startswith(_MASKS) for name in flat):
+        flat = {name: x for name, x in flat.items() if not name.startswith(_MASKS)}
+        notes += ('its mask head is ignored: it is read as a detector of boxes',)
     for key, value in _REQUIRED.items():
         if config.get(key, value) != value:
             raise UserError(f'{_SOURCE}: {key} {config[key]!r} is not supported (only {value!r})')
