@@ -42,6 +42,7 @@ def never_begun(name):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.fault(18)
 @pytest.mark.parametrize(
     ('late', 'other', 'said'),

@@ -66,6 +66,7 @@ def test_a_run_is_one_file_with_everything_inside(smoke_run, tmp_path, capsys):
     assert out.read_text() == page
 
 
+@pytest.mark.slow
 def test_several_runs_show_their_differences_and_names_are_escaped(
     smoke_run, hostile_run, tmp_path, capsys
 ):

@@ -64,6 +64,7 @@ def test_equal_weights_and_more_than_two(ends):
     assert soup.mix(ends, (1.0, 0.0)).params.keys() == first.params.keys()
 
 
+@pytest.mark.slow
 def test_the_ends_of_the_line_are_the_models(run, ends, monkeypatch, capsys):
     first, second = (load.open_model(run, stored=model) for model in ends)
     opened, expected = {'a': first, 'b': second}, vit_jax.evaluate(run)['test/loss']

@@ -20,6 +20,7 @@ def test_any_part_of_an_epoch_is_what_the_whole_has_there():
     np.testing.assert_array_equal(part, whole[positions])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('size', [1, 7, batches.PART, batches.PART + 1, 3 * batches.PART])
 def test_epochs_follow_one_another_at_any_positions(size):
     positions = np.random.default_rng(0).integers(0, 4 * size, 500)

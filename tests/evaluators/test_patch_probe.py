@@ -62,6 +62,7 @@ def resize(values, size):
     return torch.nn.functional.interpolate(values, size=size, mode='bilinear')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('target', ['segmentation', 'depth'])
 def test_training_is_pytorchs(target):
     patches, truth = patches_and_truth()
@@ -182,6 +183,7 @@ def measured(evaluator, crop=False, worst=None):
 EVALUATORS = {'patch_probe': patch_probe, 'patch_knn': patch_knn}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('crop', [False, True])
 @pytest.mark.parametrize('name', EVALUATORS)
 def test_patches_that_tell_all_are_perfect(name, crop):
@@ -189,6 +191,7 @@ def test_patches_that_tell_all_are_perfect(name, crop):
     assert result == dict.fromkeys(('mIoU', 'pixel_accuracy', 'mean_class_accuracy'), 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', EVALUATORS)
 def test_depth_of_patches_that_tell_all(name):
     faster = {'learning_rate': 0.05, 'steps': 200} if name == 'patch_probe' else {}

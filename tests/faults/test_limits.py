@@ -189,6 +189,7 @@ def test_what_a_smaller_batch_does_not_mend(text):
     assert not memory.is_exhausted(RuntimeError(text))
 
 
+@pytest.mark.slow
 @pytest.mark.fault(144)
 def test_a_run_that_does_not_fit_is_refused(repo, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(repo)

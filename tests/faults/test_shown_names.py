@@ -112,6 +112,7 @@ def test_dollar_signs_in_names_are_drawn(repo, images, run, tmp_path, capsys):
         assert (tmp_path / f'{i}.svg').stat().st_size > 1000
 
 
+@pytest.mark.slow
 @pytest.mark.fault(69)
 @pytest.mark.usefixtures('drawn_curves')
 def test_a_run_with_dollar_signs_in_its_name_draws_its_curves(repo, images, tmp_path):

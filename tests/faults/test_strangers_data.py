@@ -188,6 +188,7 @@ LAUNCH = ['launch', 'slurm', '--dry-run', '--', 'train', '--workdir', 'a', '--co
 COUNT = ['data', '--config.data.workers=1', '--config.data.cache=False', '--batches=1', '--config']
 
 
+@pytest.mark.slow
 @pytest.mark.fault(67)
 @pytest.mark.parametrize(
     'words', [LAUNCH, pytest.param(COUNT, marks=[pytest.mark.long, pytest.mark.process])]

@@ -132,6 +132,7 @@ def test_an_interrupted_file_is_continued_and_ends_the_same(
         assert not list(tmp_path.glob('*.parts'))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('ending', ['npz', 'parquet'])
 def test_a_file_is_of_one_model_and_of_the_images_that_it_had(
     ending, checkpoint, photos, smoke_run, tmp_path, capsys
@@ -212,6 +213,7 @@ def test_both_formats_hold_the_same(checkpoint, photos, tmp_path):
             np.testing.assert_array_equal(found, stored['mean_2'])
 
 
+@pytest.mark.slow
 def test_sources_and_tars(checkpoint, photos, smoke_run, tmp_path):
     """Records have the labels of their source, and a tar file those of its members."""
     words = ['digits', '--split', 'test[:5]', '--out', tmp_path / 'a.npz']
@@ -231,6 +233,7 @@ def test_sources_and_tars(checkpoint, photos, smoke_run, tmp_path):
         np.testing.assert_array_equal(tar['embedding'], folder['embedding'])
 
 
+@pytest.mark.slow
 def test_texts_of_a_clip(tmp_path, monkeypatch, capsys):
     pytest.importorskip('transformers')
     model = transformers_clip.reference()
@@ -253,6 +256,7 @@ def test_texts_of_a_clip(tmp_path, monkeypatch, capsys):
     assert says(capsys.readouterr().err, "'embedding'")
 
 
+@pytest.mark.slow
 def test_the_encoder_of_an_autoencoder_has_features(photos, tmp_path):
     """They are the tokens of the ViT that `vit_jax.load` returns."""
     pytest.importorskip('transformers')
@@ -266,6 +270,7 @@ def test_the_encoder_of_an_autoencoder_has_features(photos, tmp_path):
     np.testing.assert_allclose(found, tokens[0, 1:], atol=1e-5 * np.abs(tokens).max())
 
 
+@pytest.mark.slow
 def test_mistakes_are_one_line(checkpoint, photos, smoke_run, tmp_path, capsys):
     out, image = tmp_path / 'a.npz', photos / '0.png'
     for words, message in [
@@ -332,6 +337,7 @@ def test_nearest_neighbors():
     np.testing.assert_allclose(cosines[:, 0], np.cos([0.1, 0.3]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('scan', [False, True])
 def test_scanned_and_recomputed_blocks_return_their_states(scan):
     model = vit.Model(**vit.variant('mu/4') | {'depth': 2, 'scan': scan, 'remat': True})

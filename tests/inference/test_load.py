@@ -255,6 +255,7 @@ def test_a_model_of_text_is_loaded_by_the_inputs_of_its_task():
     jax.tree.map(np.testing.assert_array_equal, refit.params, trained.params)
 
 
+@pytest.mark.slow
 @pytest.mark.fault(115)
 @pytest.mark.parametrize('command', ['predict', 'attention'])
 @pytest.mark.parametrize('channels', [1, 2, 4, 5, 12])

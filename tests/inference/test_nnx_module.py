@@ -27,6 +27,7 @@ def loss_of(logits, labels):
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
 
+@pytest.mark.slow
 def test_an_nnx_module_trains_as_its_linen_module(batch):
     images, labels = batch
     model, variables = vit_jax.load(GOLDEN / 'run_vit')
@@ -52,6 +53,7 @@ def test_an_nnx_module_trains_as_its_linen_module(batch):
     np.testing.assert_allclose(call(module), expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_other_collections_and_random_streams(batch):
     from vit_jax.models import lejepa
 

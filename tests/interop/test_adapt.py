@@ -382,6 +382,7 @@ def test_a_model_with_biases_of_attention_starts_from_zeros(name):
 SCALED = {'layer_scale': 0.1, 'no_bias': 'key|out|mlp|patch_embed|norm|head', 'registers': 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('old', 'new'),
     [

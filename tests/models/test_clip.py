@@ -38,6 +38,7 @@ def test_texts_of_other_sizes_are_as_wide_as_the_images():
     assert (found['text_width'], found['embed_dim'], found['text_mlp_dim']) == (384, 384, 1536)
 
 
+@pytest.mark.slow
 def test_what_follows_the_end_of_a_text_has_no_effect():
     model = Model(**TINY)
     params = jax.jit(model.init)(jax.random.key(0), IMAGES, jnp.zeros((1, 6), jnp.int32))
@@ -57,6 +58,7 @@ def test_an_end_that_no_text_has_is_refused():
         Model(**{**TINY, 'eos': 49407})
 
 
+@pytest.mark.slow
 def test_the_largest_id_in_place_of_an_end():
     model = Model(**{**TINY, 'eos': 'largest'})
     ends = Model(**{**TINY, 'eos': 10})

@@ -54,6 +54,7 @@ def apply(params, images, model=MODEL, **options):
     return model.apply({'params': params}, images, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', COUNTS)
 def test_parameter_counts_are_exact(name):
     heads, encoder, dino, ibot = COUNTS[name]

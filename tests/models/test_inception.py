@@ -35,6 +35,7 @@ def test_features_equal_torch_fidelity(tmp_path):
                 np.testing.assert_allclose(outputs[ours], expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_images_keep_their_size(tmp_path):
     reader = photo_reader(open_model(files.write(tmp_path / 'inception.pth', 1 / 32)))
     for size in files.SIZES:

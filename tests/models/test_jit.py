@@ -59,6 +59,7 @@ def test_outputs_are_those_of_the_authors_code():
     assert float(jnp.square(found).mean()) == pytest.approx(0.5420899, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_new_model_predicts_zeros_of_every_image():
     inputs = jit_numbers.batch()
     arrays = tuple(inputs[name] for name in ('image', 'time', 'label'))

@@ -58,6 +58,7 @@ def apply(model):
     return apply
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', COUNTS)
 def test_parameter_counts_are_exact(name):
     params = shapes(Model(scan=True, **vit.variant(name)))

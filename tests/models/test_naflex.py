@@ -58,6 +58,7 @@ def test_parameters_are_those_of_a_vit_for_images_of_the_table(name):
     assert found == {'B/16': 93_699_304, 'So400m/14': 428_833_704}[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'fields',
     [
@@ -127,6 +128,7 @@ def test_patch_dropout_keeps_a_share_of_each_image_and_no_padding():
     assert not np.array_equal(np.sort(kept[0, :, 0]), np.arange(1, 7))
 
 
+@pytest.mark.slow
 def test_patch_dropout_acts_in_training_alone_and_is_the_example_s_own():
     model, sequences = Model(**TINY, patch_dropout=0.5), drawn_sequences(1)
     variables = drawn(model)
@@ -149,6 +151,7 @@ def cut(images, side):
     return Sequences(patchify(jnp.asarray(images), side), jnp.full((len(images), 2), rows))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('side', [pytest.param(4, marks=pytest.mark.long), 8, 11])
 def test_enlarged_patches_have_the_outputs_of_the_original(side):
     """FlexiViT, section 3.4: whatever the patches' size, the kernel of 4 pixels is for."""
@@ -162,6 +165,7 @@ def test_enlarged_patches_have_the_outputs_of_the_original(side):
     np.testing.assert_allclose(found['logits'], expected['logits'], atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('side', [3, 6])
 def test_patches_of_another_size_have_the_outputs_of_a_vit_for_them(side):
     """The parameters are brought to the size before, by the reader of checkpoints."""
@@ -178,6 +182,7 @@ def test_patches_of_another_size_have_the_outputs_of_a_vit_for_them(side):
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_kernel_learns_from_patches_of_every_size():
     model = Model(**TINY, kernel_size=6)
     variables = drawn(model)

@@ -56,6 +56,7 @@ def test_parameter_count_of_naflex_is_exact():
     assert count(made) == 375_234_050
 
 
+@pytest.mark.slow
 def test_numbers_of_the_logits_start_as_in_the_paper(params):
     assert float(params['log_scale']) == pytest.approx(np.log(10))
     assert float(params['bias']) == -10

@@ -31,6 +31,7 @@ def test_parameter_counts_are_exact(fields, parameters):
     assert count(jax.eval_shape(model.init, jax.random.key(0), ids)) == parameters
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('causal', [False, True])
 def test_causal_tokens_do_not_see_later_ones(causal):
     model = Model(**TINY, causal=causal)

@@ -68,6 +68,7 @@ PUBLISHED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', PUBLISHED)
 def test_published_models_have_their_number_of_parameters(name):
     fields, size, number = PUBLISHED[name]

@@ -58,6 +58,7 @@ def calls(monkeypatch):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('queries', 'keys', 'options'),
     [
@@ -79,6 +80,7 @@ def test_even_and_odd_tokens_masks_and_biases_are_those_of_the_equation(queries,
         assert check.largest_difference(Cudnn(), spec) < 1e-6
 
 
+@pytest.mark.slow
 def test_scores_of_bfloat16_have_gradients_of_bfloat16_matmuls():
     """The attention of XLA, where cuDNN's cannot be used."""
     x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 2, 6, 8)), jnp.bfloat16)

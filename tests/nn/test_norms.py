@@ -52,6 +52,7 @@ def test_a_constant_added_to_all_positions_changes_no_logits():
     assert np.abs(found - expected).max() < 2e-3 * np.abs(expected).max()
 
 
+@pytest.mark.slow
 def test_models_take_no_norm_of_flax_that_subtracts_a_mean():
     """By default those of Flax compute the variance as E[x^2] - E[x]^2."""
     found = []
@@ -73,6 +74,7 @@ def test_models_take_no_norm_of_flax_that_subtracts_a_mean():
     assert fast == {'RMSNorm'}, 'it subtracts no mean'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('fields', [{}, {'use_bias': False}, {'use_scale': False}])
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 def test_the_layer_norm_and_its_gradients_are_those_of_flax(dtype, fields):
@@ -94,6 +96,7 @@ def gradient(function, *args):
     return jax.jit(jax.grad(lambda *x: function(*x).sum()))(*args)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('zeros', [1, 2, 4])
 def test_rows_of_zeros_have_a_finite_gradient_and_stay(zeros):
     x = jnp.asarray(np.random.default_rng(0).normal(size=(4, 6)), jnp.float32).at[:zeros].set(0)

@@ -100,6 +100,7 @@ def test_updates_are_about_as_large_as_adams(values):
             assert float(jnp.sqrt(jnp.mean(update**2))) == pytest.approx(0.1 * 0.2, rel=0.3)
 
 
+@pytest.mark.slow
 def test_scanned_blocks_are_trained_as_separate_ones():
     rng = np.random.default_rng(0)
     first, second = (params(rng)['encoder']['block_0'] for _ in range(2))
@@ -126,6 +127,7 @@ def test_scanned_blocks_are_trained_as_separate_ones():
         )
 
 
+@pytest.mark.slow
 def test_matrices_may_be_others(values):
     plain, wide = stepped(values), stepped(values, matrices='kernel$')
     assert not np.allclose(plain['head']['kernel'], wide['head']['kernel'])

@@ -167,6 +167,7 @@ def config(repo):
     return load.load(f'{repo}/experiments/vit/digits.py:smoke', fields)
 
 
+@pytest.mark.slow
 def test_initial_values_follow_the_config(config, one_device):
     def initial(text):
         with config.unlocked():

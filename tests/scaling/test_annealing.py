@@ -58,6 +58,7 @@ def exact():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('law', annealing.LAWS)
 def test_a_law_fits_its_own_curves(exact, law):
     found = annealing.fit([exact[law, 'wsd'], exact[law, 'cosine']], law)
@@ -67,6 +68,7 @@ def test_a_law_fits_its_own_curves(exact, law):
         assert np.exp(found.shape) == pytest.approx([0.4, -1 / np.log(0.96)], rel=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('law', annealing.LAWS)
 def test_ends_are_predicted_from_first_halves(exact, law):
     cosine, wsd = exact[law, 'cosine'], exact[law, 'wsd']
@@ -103,6 +105,7 @@ def test_what_is_not_identified_is_refused(exact):
         annealing.predict_end(known.until(STEPS // 10))
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path, capsys, smoke_run):
     folder = tmp_path / 'run'
     folder.mkdir()

@@ -135,6 +135,7 @@ def test_sizes_around_each_optimum_halve_the_error_of_fixed_ones():
     assert sorted(moved.n) == pytest.approx(sorted(study('moved').n), rel=0.05)
 
 
+@pytest.mark.slow
 def test_a_plan_of_a_study_counts_its_runs_and_prices_a_precision(capsys):
     argv = ['scaling', 'plan', 'tests/helpers/isoflop_file.py:branched', '--seeds', '3']
     argv += ['--precision', '0.1', '--noise', '0.005', '--optimum', '900@4e8']

@@ -120,6 +120,7 @@ FLAT = (  # (N, C, loss) of a study whose smallest size was best at every budget
 )
 
 
+@pytest.mark.slow
 def test_no_band_where_a_replicate_has_no_optimum():
     rows = [dict(zip(('N', 'C', 'loss'), map(repr, row), strict=True)) for row in FLAT]
     columns = points.Columns('N', None, 'C', 'loss')

@@ -62,6 +62,7 @@ def test_the_reason_is_in_the_manifest_of_a_report(study, tmp_path):
     assert mentions((tmp_path / 'out/scaling.md').read_text(), 'trunk', 'learning')
 
 
+@pytest.mark.slow
 def test_a_report_shows_the_law_of_a_study_at_equal_compute(tmp_path, capsys, monkeypatch):
     sizes, budgets, results = (1000, 1700, 3000, 5200, 9000), (1e11, 1e12, 1e13), {}
     for i, (c, n) in enumerate(itertools.product(budgets, sizes)):

@@ -65,6 +65,7 @@ def test_published_laws_are_recovered(laws, over, sizes, far):
     assert band == (), 'too far'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('off', [0.0, 0.3])
 def test_bands_hold_the_truth(off):
     held = []

@@ -97,6 +97,7 @@ def test_a_worker_waits_for_the_trunk_of_another(
     assert [t.state for t in made.trials()] == [TrialState.RUNNING, TrialState.COMPLETE]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('cooldown', 'best'), [('0 steps', 1), ('2 steps', 0)])
 def test_a_trunk_that_has_not_cooled_down_is_not_the_best(
     tmp_path, kept, fake_training, capsys, cooldown, best

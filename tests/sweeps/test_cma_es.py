@@ -35,6 +35,7 @@ def height(trial):
     return -float(lr**2 + momentum**2 + depth**2 + width**2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('direction', ['minimize', 'maximize'])
 def test_samples_are_drawn_as_by_optunas_sampler(direction):
     theirs = optuna.samplers.CmaEsSampler(seed=0)

@@ -87,6 +87,7 @@ def test_losses_are_those_of_torch():
     np.testing.assert_allclose(found, larger.permute(0, 2, 3, 1).reshape(2, 30, 5), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_terms_are_sums_with_weights_over_real_rows():
     task = agglomerate.Task(teachers=('a', 'b'), weights=(2.0, 1.0), cosine_weight=0.5)
     outputs = {f'summary_{i}': drawn(i, 4, 3) for i in range(2)}
@@ -107,6 +108,7 @@ def test_terms_are_sums_with_weights_over_real_rows():
     check_rows_are_separable(task, outputs, batch)
 
 
+@pytest.mark.slow
 def test_a_vit_with_adaptors():
     fields = {'patch_size': 4, 'width': 8, 'depth': 1, 'mlp_dim': 16, 'num_heads': 2}
     model = vit_adaptors.Model(
@@ -142,6 +144,7 @@ def test_statistics_of_the_command_standardize_its_teacher(tmp_path, capsys):
     assert '--out' in (said := capsys.readouterr().err) and said.count('\n') == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('given', 'message'),
     [

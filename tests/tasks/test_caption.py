@@ -89,6 +89,7 @@ def test_a_loss_is_a_sum_over_captions_of_their_means():
     assert [term.weight for term in found.values()] == [1, 0, 0]
 
 
+@pytest.mark.slow
 def test_captions_that_greedy_search_writes_are_accurate(variables):
     """Those of two examples are replaced by what the model writes for them."""
     batch, task = make_batch(), Task(search='greedy')

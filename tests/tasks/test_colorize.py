@@ -94,6 +94,7 @@ def test_a_prediction_keeps_the_luminance():
     assert np.abs(gray - again).max() <= 1
 
 
+@pytest.mark.slow
 def test_a_gray_image_is_its_own_input():
     """A gray file, by one channel or by three that are equal, is what its color image became."""
     (color,) = Task().inputs(BATCH)

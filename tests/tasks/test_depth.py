@@ -66,6 +66,7 @@ def test_inverse_depth_is_compared_up_to_scale_and_shift():
     assert float(right['RMSE'][0]) == pytest.approx(0, abs=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('output', ['meters', 'inverse'])
 def test_rows_are_separate_and_gradients_finite(output):
     task = depth.Task(output=output)

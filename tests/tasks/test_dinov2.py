@@ -121,6 +121,7 @@ def test_padding_has_no_part():
     assert means(noise)['dino'] != pytest.approx(means(drawn())['dino'], rel=1e-2)
 
 
+@pytest.mark.slow
 def test_what_all_rows_have_in_common_is_no_target():
     shift = np.linspace(-1, 1, K, dtype=np.float32)
     shifted = means(changed(teacher=drawn()['teacher'] + shift))
@@ -130,6 +131,7 @@ def test_what_all_rows_have_in_common_is_no_target():
     assert used['target_entropy'] < used['usage_entropy'] - 1
 
 
+@pytest.mark.slow
 def test_rows_are_coupled():
     with pytest.raises(AssertionError, match='couples the rows'):
         base.check_rows_are_separable(Task(), drawn(), MASK)

@@ -34,6 +34,7 @@ def loss(params):
 gradient = functools.cache(lambda: jax.jit(jax.value_and_grad(loss)))
 
 
+@pytest.mark.slow
 def test_loss_and_gradient_are_those_of_the_authors_code():
     """Of king398/DiffusionFusion (JiT/denoiser.py) for the same times and noise."""
     found, grads = gradient()(jit_numbers.params())
@@ -154,6 +155,7 @@ def test_the_index_alone_decides_in_evaluation():
     np.testing.assert_allclose(two['factor'], one['factor'][::-1], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_times_are_logit_normal_and_noise_has_its_scale():
     task = Task(noise_scale=2.0, prediction='epsilon')
     many = {'image': jnp.zeros((2000, 2, 2, 1)), 'label': jnp.zeros(2000, jnp.int32)}

@@ -44,6 +44,7 @@ def test_gray_images_have_the_luminance():
     np.testing.assert_array_equal(condition_from(Task(), gray_images), gray_images[..., :1])
 
 
+@pytest.mark.slow
 def test_every_noisy_image_is_seen_beside_what_is_given_of_its_own():
     """A model that returns what it is given: each sample, also of pairs for guidance, is that."""
     task = Task(given='small', factor=4, steps=3, samples=2, guidance=2.0)

@@ -75,6 +75,7 @@ def _outputs(params, batch, key):
     return TASK.outputs(apply, batch)
 
 
+@pytest.mark.slow
 def test_views_and_directions():
     every = outputs(BATCH)
     assert every['projected'].shape == (B, G + L, 5) and every['slices'].shape == (B, G + L, 7)

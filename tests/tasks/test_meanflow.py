@@ -54,6 +54,7 @@ def test_loss_and_gradient_equal_the_authors():
     assert norm_of(grads) == pytest.approx(1.6783070564, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_ten_steps_equal_the_authors():
     expected = [
         *(6.0521617, 5.7665668, 5.4917026, 5.2292132, 4.9804254, 4.7463098),
@@ -212,6 +213,7 @@ def test_the_index_decides_in_evaluation():
     np.testing.assert_allclose(second['target'], first['target'][::-1], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_draws_have_their_distributions():
     rows = 4000
     keys = jax.random.split(jax.random.key(3), rows)

@@ -304,6 +304,7 @@ def test_values_at_points_are_those_of_torch():
     np.testing.assert_allclose(jax.jit(mask_ops.sample)(maps, points), expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_both_ways_to_values_at_points_agree():
     rng = np.random.default_rng(0)
     maps = rng.normal(size=(2, 3, 5, 7)).astype(np.float32)

@@ -79,6 +79,7 @@ def test_a_tie_is_no_match_and_what_is_not_finite_has_none(name, chunk):
     assert LOSSES[name](alone, chunk).right_text == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('name', 'keys'),
     [
@@ -103,6 +104,7 @@ def test_blocks_are_the_whole(name, keys):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), parts, whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', LOSSES)
 def test_padding_changes_nothing(name):
     made, real = make_pairs(mask=REAL), REAL > 0

@@ -26,6 +26,7 @@ def gray_of(image):
     return np.asarray(colors.to_bytes(colors.to_gray(image / 255))).astype(int)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('original', [COLOR, GRAY], ids=['color', 'gray'])
 def test_the_file_keeps_its_size_and_luminance(original, monkeypatch):
     monkeypatch.setattr(colorize, 'CHUNK', 400)  # 1,500 pixels are three chunks and a part

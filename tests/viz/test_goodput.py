@@ -8,6 +8,7 @@ from vit_jax.storage import times
 from vit_jax.viz import charts, figures
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('hours', [0.001, 100], ids=['seconds', 'days'])
 def test_every_part_has_its_color_and_the_legend_fits(hours):
     assert charts.TIME_COLORS.keys() == times.MEANING.keys()

@@ -177,6 +177,7 @@ def test_logits_of_hugging_face_from_our_file(params, images, tmp_path):
     np.testing.assert_allclose(logits(params, images), theirs, atol=5e-5, rtol=5e-5)
 
 
+@pytest.mark.slow
 def test_logits_of_hugging_face_from_its_file(images, tmp_path):
     torch, transformers = pytest.importorskip('torch'), pytest.importorskip('transformers')
     from vit_jax.interop import files

@@ -127,6 +127,7 @@ def test_numbers_that_timm_lacks_are_noted(tmp_path):
     assert interop.read(tmp_path / 'written').class_names == ('cat', 'dog', 'horse')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('pool', ['cls', 'gap'])
 def test_fixed_positions_are_written_as_a_table(pool, tmp_path, images, perturbed):
     module = vit.Model(

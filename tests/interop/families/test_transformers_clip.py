@@ -30,6 +30,7 @@ transformers = pytest.importorskip('transformers')
 pytest.importorskip('safetensors')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('added', [0, pytest.param(1, marks=pytest.mark.long), 3])
 def test_old_files_pool_at_the_largest_id_even_of_added_words(added, tmp_path):
     """A word of a textual inversion has a larger id than the end; transformers pools there."""

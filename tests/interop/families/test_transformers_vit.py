@@ -183,6 +183,7 @@ def test_a_model_without_a_head_is_written_with_its_pooler(tmp_path, images, per
     np.testing.assert_allclose(theirs(loaded, batch).pooler_output, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('posemb', ['learn', 'sincos2d'])
 def test_a_model_without_a_class_token_is_written_as_i_jepa(posemb, tmp_path, images, perturbed):
     fields = {**OURS, 'pool': 'gap', 'posemb': posemb, 'num_classes': 3, 'gelu': 'quick'}
