@@ -110,7 +110,7 @@ def parse_call(text: str, location: str) -> ast.expr:
 
 
 def parse_keywords(text: str, location: str) -> tuple[str, dict[str, Any]]:
-    """Return the name and the keywords of `a.name(x=1)`, or of a name alone.
+    """Return the name and the keywords of a call `a.name(x=1)`, or of a plain name.
 
     Raises:
       UserError: for any other text; begins with `location`.

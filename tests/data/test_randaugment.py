@@ -304,7 +304,7 @@ def test_operations_have_the_bytes_of_pillow(monkeypatch, compiled, shape):
     if not compiled:
         monkeypatch.setattr(native, '_load_native', lambda: None)
         pixels._matches_pillow.cache_clear()
-    elif not native.has('move'):
+    elif not native.has_loop('move'):
         pytest.skip('nothing was compiled')
     moves = {'turn': turn, 'shift': shift}
     for (name, expected), level, high in itertools.product(BYTES.items(), LEVELS, (2, 60, 256)):

@@ -78,7 +78,7 @@ def test_steps_equal_the_whole():
     params = perturbed(1)
     hidden, lstm = np.asarray(run(params, mask=np.ones_like(MASK))), LSTM(WIDTH)
     step = jax.jit(lambda x, state: lstm.apply({'params': params}, x, state, method='step'))
-    state, x = lstm.zero(BATCH), np.asarray(X)
+    state, x = lstm.zero_state(BATCH), np.asarray(X)
     for i in range(TOKENS):
         state = step(x[:, i], state)
         np.testing.assert_allclose(state.hidden, hidden[:, i], atol=1e-6)

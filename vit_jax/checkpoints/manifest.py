@@ -185,7 +185,7 @@ def clear_newer(root: Path, step: int | None) -> None:
 
 
 def set_all_aside(root: Path) -> Path:
-    """Move all steps, also from `rejected/`, to a new folder in `rejected/`; return that.
+    """Move all steps, also from `rejected/`, to a new folder in `rejected/`; return it.
 
     So a later start does not mistake them for remains of its run.
     """

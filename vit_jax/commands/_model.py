@@ -69,9 +69,9 @@ def add_checkpoint_flags(parser: argparse.ArgumentParser) -> None:
         type=_parse_average,
         default=1,
         metavar='N|DECAY|none',
-        help='number of checkpoints, up to --step, whose parameters are averaged; or of several '
-        'averages of the run (config.step.ema_decay) the decay of one, such as 0.9999; or none '
-        'for the parameters without average (default: the newest checkpoint, the first average)',
+        help='number of checkpoints to average, the last of them --step; or the decay of one of '
+        "the run's averages (config.step.ema_decay), such as 0.9999; or none for the parameters "
+        'themselves (default: the newest checkpoint, the first average)',
     )
     add_allow_flag(parser)
 

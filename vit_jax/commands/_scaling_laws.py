@@ -333,16 +333,16 @@ def _optimal_parser() -> Parser:
         required=True,
         help='column of a loss; 1-COL for one minus an accuracy',
     )
-    unique = 'column of data without repeats, as D (default: from examples_seen and data_size)'
+    unique = 'column of unique data, in the unit of D (default: from examples_seen and data_size)'
     add('--unique', metavar='COL', help=unique)
     add('--by', metavar='COL,COL', default='', help='columns that distinguish the curves')
     add('--target', type=float, metavar='C', help='budget for which the optimum is predicted')
-    served = 'data of inference, in the unit of D, for the cheapest model of the same loss'
+    served = 'data served, in the unit of D, to find the cheapest model of the same loss'
     add('--inference-tokens', type=float, metavar='T', help=served)
     add(
         '--holdout',
         metavar='4x',
-        help='share of the largest C above which C is held out; 4x means a quarter',
+        help='hold out budgets above this share of the largest; 4x for a quarter',
     )
     add_bootstrap_flag(parser)
     add_json_flag(parser, former_file=True)

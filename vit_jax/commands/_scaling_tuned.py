@@ -29,7 +29,7 @@ def tuned(argv: Sequence[str]) -> int:
     default_note = ' (default: %(default)s)'
     hyper = f'columns of hyperparameters, such as config.optim.lr,batch_size{default_note}'
     add('--tuned', metavar='COL,COL', default='config.optim.lr', help=hyper)
-    sizes = f'columns of model and data size, or of compute alone{default_note}'
+    sizes = f'columns of model and data size, or only of compute{default_note}'
     add('--over', metavar='COL,COL', default='parameters,examples_seen', help=sizes)
     add('--at', metavar='V,V', help='values of --over at which the best values are predicted')
     add_json_flag(parser)
@@ -92,7 +92,7 @@ def read_law(path: str) -> TunedLaw:
         raise UserError(f'--tuned {path!r} cannot be read: {e.strerror}') from e
     except (ValueError, KeyError, TypeError) as e:
         raise UserError(
-            f'--tuned {path!r} is not a law: write it by scaling tuned ... --json > {path}'
+            f'--tuned {path!r} is not a law: write one with scaling tuned ... --json > {path}'
         ) from e
 
 

@@ -34,7 +34,8 @@ def main(argv: Sequence[str]) -> int:
         type=positive_number,
         default=2,
         metavar='N',
-        help='least number of batches to read, 1 for no timing (default: those of a few seconds)',
+        help='least number of batches to read, 1 for no timing (default: as many as a few seconds '
+        'allow)',
     )
     parser.add_argument(
         '--read-all',

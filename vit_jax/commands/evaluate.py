@@ -68,8 +68,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         '--report',
         metavar='FILE',
-        help='picture of the confusion matrix, and for a detector of average precision by class '
-        'and curves of precision and recall; prints the result of each class, too',
+        help='picture of the confusion matrix, and for a detector average precision by class and '
+        'precision-recall curves; prints the result of each class',
     )
     parser.add_argument(
         '--table', metavar='FILE.csv', help='file for the result of each class, as CSV'
@@ -77,8 +77,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         '--threshold',
         metavar='P',
-        help="minimum score of a detector's predictions in the confusion matrix, and in precision "
-        f'and recall of each class (default: {THRESHOLD})',
+        help="minimum score of predictions in a detector's confusion matrix, precision and recall "
+        f'(default: {THRESHOLD})',
     )
     from vit_jax.viz.photo import add_sampling_flags  # which imports no JAX
 

@@ -353,7 +353,7 @@ def add_slurm_flags(parser: Parser) -> None:
         type=positive_number,
         default=120,
         metavar='SECONDS',
-        help='seconds before the limit at which the job is told to save (default: 120)',
+        help='seconds before the time limit at which the job saves (default: 120)',
     )
     add(
         '--sbatch',

@@ -145,7 +145,7 @@ def add_fit_flags(
         '--holdout',
         default='0.5',
         metavar='SHARE',
-        help=f'share of the largest x above which x is held out; 4x means a quarter{default}',
+        help=f'hold out x above this share of the largest; 4x for a quarter{default}',
     )
     add('--form', default='auto', help=f'form of the law: {FORMS}{default}')
     add('--against', metavar='FORM,FORM', default='', help='forms to compare with, or all')

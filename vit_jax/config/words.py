@@ -15,7 +15,7 @@ class Setting(NamedTuple):
 
     Attributes:
       names: Its names in other trainers, separated by spaces.
-      hint: Flags that set it; `{}` stands for the value.
+      hint: Flags that set it, with `{}` for the value.
       example: Example of a value.
       pattern: Regular expression of the values of other trainers that are valid here too.
     """

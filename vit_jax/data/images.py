@@ -178,8 +178,8 @@ def _check_scans(data: bytes) -> None:
     if data[:2] != START_OF_IMAGE:
         return
     # What metadata holds, or follows the image, such as a video, may look like scans.
-    if native.has('count_pairs'):  # without Python's lock
-        count = native.call('count_pairs', data, len(data), SEGMENT, IMAGE_FOLLOWS)
+    if native.has_loop('count_pairs'):  # without Python's lock
+        count = native.call_loop('count_pairs', data, len(data), SEGMENT, IMAGE_FOLLOWS)
     else:
         count = data.count(_SCAN)
     if count > MAX_SCANS and _has_many_scans(data):

@@ -2,7 +2,7 @@
 
     native.decode_window(data, (height, width), np.s_[10:234, 20:244], 3)
     native.resample(image, down, across, slack)
-    native.call('to_gray', image, pixels, output)
+    native.call_loop('to_gray', image, pixels, output)
 
 Installing the package compiles `_native.c` if there is a C compiler, and continues otherwise. The
 images are bit-identical either way; callers check `has_windows`, `can_resample` and `has`, and have
@@ -83,12 +83,12 @@ def can_resample(image: np.ndarray) -> bool:
     return _load_native() is not None and image.dtype == np.uint8 and image.shape[2] <= LANES
 
 
-def has(name: str) -> bool:
+def has_loop(name: str) -> bool:
     """Return whether the loop of this name was compiled, see `_SIGNATURES`."""
     return hasattr(_load_native(), name)
 
 
-def call(name: str, *arguments: Any) -> Any:
+def call_loop(name: str, *arguments: Any) -> Any:
     """Call a compiled loop by name; contiguous arrays are passed by address."""
     values = [a.ctypes.data if type(a) is np.ndarray else a for a in arguments]
     return getattr(_load_native(), name)(*values)

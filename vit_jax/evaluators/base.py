@@ -22,7 +22,7 @@ class Patches(NamedTuple):
       layers: Layers whose features are concatenated: 1 for the first block's output, -1 for the
         last one's; all go through the model's final norm where it has their width.
       class_token: Whether the class token is appended to every patch.
-      mirrored: Whether to compute those of the mirrored image too.
+      mirrored: Whether to predict the mirrored image too.
     """
 
     layers: tuple[int, ...] = (-1,)

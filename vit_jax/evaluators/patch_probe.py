@@ -61,7 +61,7 @@ PROTOCOLS = {
 class Evaluator(_dense.Evaluator):
     """`mIoU`, `pixel_accuracy` and `mean_class_accuracy`, or `RMSE`, `abs_rel` and `delta1`.
 
-    For the metrics see `mean_iou` and `ops.depth.measure`; those of depth are means over images.
+    For the metrics see `mean_iou` and `ops.depth.measure`; depth is averaged over images.
 
     Args:
       target: 'segmentation' by the masks of the data, or 'depth'.
@@ -72,7 +72,7 @@ class Evaluator(_dense.Evaluator):
         weight decay of AdamW; None for the protocol's.
       bins: Number of depths that are averaged.
       max_depth: Largest depth that counts; None for the largest of the fit split.
-      flip: Whether predictions are averaged with those of the mirrored image; None for the
+      flip: Whether to average predictions over the image and its mirror image; None for the
         protocol's.
       eigen_crop: Whether depth is measured only in the part of an image that NYU's sensor sees
         (arXiv:1406.2283); None for the protocol's.

@@ -107,6 +107,6 @@ def require_same(key: str, digest: str, saved: str | None) -> None:
     """Raise UserError if the checkpoint of a config's `key` is not the one of a saved run."""
     if saved != digest:
         raise UserError(
-            f'{key}: its weights differ from those of the saved run: restore the file, or train in '
-            'another --workdir'
+            f'{key}: its weights differ from the saved run: restore the file, or choose another '
+            '--workdir'
         )

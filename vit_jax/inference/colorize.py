@@ -87,7 +87,7 @@ def check_size(run: TrainedModel, size: Sequence[int], maker: str) -> None:
 
 
 def check_task(run: TrainedModel, name: str, flag: str) -> None:
-    """Raise UserError unless a run is of this task."""
+    """Raise UserError unless the run has this task."""
     if run.settings.task.name != name:
         raise UserError(
             f'{flag} {str(run.path)!r}: the run must have the task {name!r}, not '

@@ -1,6 +1,6 @@
 """Variables that a run reads and never trains, such as a teacher's or the base of adapters.
 
-A task names their checkpoints (`Task.frozen`), which are read like those of `vit_jax.load`. Their
+A task names their checkpoints (`Task.frozen`), which are read as by `vit_jax.load`. Their
 variables are part of a run's state but are not saved: a checkpoint stores only their digest, and a
 run resumes only with the same variables.
 """

@@ -56,7 +56,7 @@ def export_onnx(
         raise UserError(f'task {task!r} has no predictions to export')
     reader, example = photo_reader(trained), export.example_of(trained, image_size)
     if set(example) != {'image'}:
-        raise UserError(f'ONNX files take images alone, but {task!r} takes {", ".join(example)}')
+        raise UserError(f'ONNX files take only images, but {task!r} takes {", ".join(example)}')
     content, names = convert(trained, example['image'])
     difference = check(content, trained, names, example['image'])
     about = export.describe_source(trained, reader) | {

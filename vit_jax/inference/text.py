@@ -20,7 +20,7 @@ from vit_jax.ops.search import Search, decode
 from vit_jax.runtime import mesh
 from vit_jax.step import stream_keys
 
-SORT_WINDOW = 4096  # sentences that are batched by length together
+SORT_WINDOW = 4096  # number of sentences that are sorted by length at a time
 
 
 class Sentence(NamedTuple):

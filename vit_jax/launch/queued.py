@@ -1,6 +1,6 @@
 """A queued resource of Cloud TPUs, through the Google Cloud CLI.
 
-The commands are those of `gcloud compute tpus queued-resources`
+The commands come from `gcloud compute tpus queued-resources`
 (cloud.google.com/sdk/gcloud/reference/compute/tpus/queued-resources), and the states those of
 `QueuedResourceState` of the Cloud TPU API.
 """

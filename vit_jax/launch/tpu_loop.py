@@ -39,7 +39,7 @@ class LoopTimes:
     Attributes:
       poll: Seconds between two checks.
       patience: Seconds to wait for all slices before requesting one fewer.
-      sleep, clock: Functions like those of `time`.
+      sleep, clock: Replacements of `time.sleep` and `time.monotonic`.
     """
 
     poll: float = 30.0

@@ -26,7 +26,7 @@ NORMS = ('batch', 'layer')
 class Model(dinov2.Backbone):
     """ViT for images of several sizes, with an MLP that projects its representation.
 
-    The fields are those of `vit` and four more.
+    The model has the fields of `vit` and four more.
 
     Attributes:
       projection: Width of projections.

@@ -193,14 +193,14 @@ class LSTM(nn.Module):
 
         # The inputs' contribution to the gates is one matmul for all tokens.
         inputs = self.input(x).swapaxes(0, 1), mask.T
-        _, hidden = jax.lax.scan(step, self.zero(x.shape[0]), inputs, reverse=reverse)
+        _, hidden = jax.lax.scan(step, self.zero_state(x.shape[0]), inputs, reverse=reverse)
         return hidden.swapaxes(0, 1)
 
     def step(self, x: Float[Array, 'B E'], state: State) -> State:
         """Compute the state after one more token."""
         return next_state(self.input(x), state, self.recurrent.astype(self.dtype))
 
-    def zero(self, batch: int) -> State:
+    def zero_state(self, batch: int) -> State:
         """Make the state before the first token."""
         zeros = jnp.zeros((batch, self.width), self.dtype)
         return State(zeros, zeros)

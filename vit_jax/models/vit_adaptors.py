@@ -21,7 +21,7 @@ from vit_jax.nn.options import defaults, regroup
 class Model(vit.Model):
     """ViT with an MLP per teacher for the whole image, and one for its patches.
 
-    The fields are those of `vit` and three more.
+    The model has the fields of `vit` and three more.
 
     Attributes:
       summary_widths: Width of each teacher's representation of an image; 0 for no adaptor.

@@ -1,7 +1,7 @@
 """Dense layers, which round once in float16, and the head of a classifier.
 
 In float16, PyTorch adds the bias to the product before it rounds the sum. Rounding the product
-first raises the error of a trained ViT by 10 to 20 %. In bfloat16 its error is no larger than
+first raises the error of a trained ViT by 10 to 20 %. In bfloat16 its error does not exceed
 PyTorch's either way, and the product stays in the dtype of the computation.
 """
 

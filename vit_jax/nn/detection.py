@@ -37,7 +37,7 @@ class WindowCut(NamedTuple):
     prefix: int
 
     def cut(self, x: Float[Array, 'B N D']) -> Float[Array, 'R M D']:
-        """Cut the tokens of images into those of their windows, R = B windows^2.
+        """Cut the tokens of images into windows, R = B windows^2.
 
         Raises:
           UserError: if the windows do not tile the grid.

@@ -26,7 +26,7 @@ class Protocol(NamedTuple):
       uniform: Whether initial values are uniform, as of PyTorch's layers, instead of normal.
       mean_steps: First steps whose loss of depth has only the mean error, not the variance.
       eigen_crop: Whether depth is measured only within `eigen_crop` of an image.
-      flip: Whether predictions are averaged with those of the mirrored image.
+      flip: Whether to average predictions over the image and its mirror image.
     """
 
     steps: int

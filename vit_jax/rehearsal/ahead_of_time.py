@@ -118,7 +118,7 @@ def _model_flops(sam: Sam, compiled_run: Program, kind: Shape) -> dict[str, int]
 
 
 def _parts(state: TrainState) -> dict[str, Any]:
-    """Return the parts of a state whose bytes are told; all averages are one."""
+    """Return the parts of a state whose bytes are printed; all averages are one part."""
     names = ('params', 'opt_state', 'ema', 'collections', 'frozen')
     return {name: getattr(state, name) for name in names} | {'ema': (state.ema, state.other_emas)}
 

@@ -53,7 +53,7 @@ def check_coordinates(
     text = run.optim.parametrization
     if text == STANDARD:
         raise UserError(
-            'config.optim.parametrization: name the widths of the base model, as '
+            'config.optim.parametrization: name the widths of the base model, such as '
             "'mup(width=64, mlp_dim=256, num_heads=1)'"
         )
     base = mup.base_fields(text, parameters(objects.model_class(str(run.model.name))))

@@ -30,7 +30,7 @@ class Kind:
     Attributes:
       meaning: Description.
       pattern: Pattern of the paths of entries.
-      gigabytes: Limit; None for that of the large kinds.
+      gigabytes: Limit; None for the limit of large kinds.
       spared_days: Days after its last use in which an entry is not removed: a run may need it.
     """
 
@@ -135,7 +135,7 @@ def trim(kind: str, needed: Collection[pathlib.Path] = ()) -> None:
 
 
 def remove(entry: Entry) -> None:
-    """Remove an entry with the files beside it that begin with its name."""
+    """Remove an entry and the neighboring files that begin with its name."""
     path = pathlib.Path(entry.path)
     with contextlib.suppress(OSError):
         if path.is_dir():

@@ -50,7 +50,7 @@ class LossCurve:
 
     @property
     def settled(self) -> LossCurve:
-        """The losses without those of the warm-up and of the first steps."""
+        """The losses after the warm-up and the first steps."""
         first_settled = max(int(self.rates.argmax()), EARLIEST * len(self.rates))
         late = self.steps > first_settled
         return dataclasses.replace(self, steps=self.steps[late], loss=self.loss[late])

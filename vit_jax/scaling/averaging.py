@@ -271,7 +271,7 @@ def _shift_to_last(mean: MeanFit, x: np.ndarray, y: np.ndarray) -> MeanFit:
 
 
 def _growth(errors: np.ndarray) -> float:
-    """Divide the root mean square of the last third of errors [N] by that of all; at least 1."""
+    """Divide the RMS of the last third of errors [N] by the RMS of all; at least 1."""
     last = errors[-max(len(errors) // 3, 3) :]
     return max(curve_fit.rms(last) / max(curve_fit.rms(errors), 1e-12), 1.0)
 

@@ -1,6 +1,6 @@
 """Checklist of a study: what a reader needs to repeat its runs and its fit.
 
-The questions are those of (Mis)Fitting (Li et al. 2025, arXiv:2502.18969).
+The questions come from (Mis)Fitting (Li et al. 2025, arXiv:2502.18969).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def tabulate(
 
 
 def _list_fits(curves: Sequence[Curve]) -> list[Fit]:
-    """List the fits of all curves; for a mean, those of its forms."""
+    """List the fits of all curves; for a mean, the fits of its forms."""
     fits: list[Fit] = []
     for curve in curves:
         if isinstance(curve.fit, averaging.MeanFit):

@@ -327,7 +327,7 @@ def holds_last(curve: Curve) -> bool | None:
 
 
 def _covered_share(curve: curve_fit.Fit, x: np.ndarray, truth: np.ndarray) -> float:
-    """Compute the share of x [N] at which the truth [N] lies in the band."""
+    """Compute the share of x [N] at which the band contains the truth [N]."""
     band = curve.predict_band(x)
     assert band is not None
     return float(np.mean((band[0] <= truth) & (truth <= band[1])))

@@ -2,7 +2,7 @@
 
 The standard deviations were chosen on the isoFLOP studies of Chinchilla, Llama 3 and Marin
 (tests/bench/optimal_bands.py). There the joint law misses N* by more than its own noise, to the
-same side at all budgets; its distance to the parabolas, which assume no form, tells by how much.
+same side at all budgets; its distance to the parabolas, which assume no form, measures it.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ the curvature, which all settings of model and data size share, and the position
 
     ln best = ln scale + p ln N + q ln D,
 
-as in that paper's Step Law, or over compute alone as in DeepSeek LLM (arXiv:2401.02954).
+as in that paper's Step Law, or only over compute, as in DeepSeek LLM (arXiv:2401.02954).
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class TunedLaw:
         ]
 
     def beyond(self, sizes: Sequence[float]) -> float:
-        """Return the largest factor by which a size exceeds those of the settings."""
+        """Return the largest factor by which a size exceeds the sizes of the settings."""
         return float(np.max(np.asarray(sizes, float) / self.largest))
 
     def _estimate(self, direction: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

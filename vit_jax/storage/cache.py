@@ -3,7 +3,7 @@
 fsspec downloads them, but its caches neither verify contents, nor have a size limit, nor work
 offline. Here, files that are requested together share one folder, named by the server's tags (etag,
 generation, time), so a new upload gets a new folder. A file's sha256 is stored next to it and
-verified at every use. Their place and limits are those of `runtime.caches`.
+verified at every use. `runtime.caches` defines their folder and limits.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BLOCK = 16 * 2**20  # bytes per request
 TRIES, PAUSE = 3, 1.0  # tries per block, and seconds between them
 _TAGS = ('etag', 'ETag', 'generation', 'LastModified', 'updated', 'mtime', 'created', 'size')
 _LATEST, _SUM, _MARK = 'latest', '.sha256', '.xxh3'
-_BLOCK, _BLOCKS = 2**20, 256  # size in bytes, and number, of the blocks that a digest covers
+_BLOCK_BYTES, _MAX_BLOCKS = 2**20, 256  # of the blocks that a digest covers
 _DAY = 24 * 3600.0
 
 _log = logging.getLogger(__name__)
@@ -96,14 +96,14 @@ def make_once(
 
 
 def _digest_of(file: pathlib.Path) -> str:
-    """Digest a file's size, and at most `_BLOCKS` blocks of 1 MiB."""
+    """Digest a file's size, and at most `_MAX_BLOCKS` blocks of 1 MiB."""
     size = file.stat().st_size
-    digest, last = xxhash.xxh3_128(str(size).encode()), (size - 1) // _BLOCK
-    step = max(1.0, last / (_BLOCKS - 1))
+    digest, last = xxhash.xxh3_128(str(size).encode()), (size - 1) // _BLOCK_BYTES
+    step = max(1.0, last / (_MAX_BLOCKS - 1))
     with file.open('rb') as opened:
-        for i in range(min(last + 1, _BLOCKS)):
-            opened.seek(round(i * step) * _BLOCK)
-            digest.update(opened.read(_BLOCK))
+        for i in range(min(last + 1, _MAX_BLOCKS)):
+            opened.seek(round(i * step) * _BLOCK_BYTES)
+            digest.update(opened.read(_BLOCK_BYTES))
     return digest.hexdigest()
 
 

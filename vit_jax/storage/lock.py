@@ -272,7 +272,7 @@ def _open_no_link(name: Path, flags: int) -> int:
 
 
 def _lock_file(file: int, path: Path, silent_seconds: float) -> Record:
-    """Lock the file of a folder; return the record of its last, dead owner."""
+    """Lock the file of a folder; return the record of its last owner, whose process has ended."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -446,7 +446,7 @@ class Lease:
         self._record['beats'] += 1
         if self._write(json.dumps(self._record).encode()):
             return True
-        # If the answer to a successful write was lost, its repetition is refused.
+        # A retry is refused if only the answer to a successful write was lost.
         current = self._store.read(self._name).result()
         if current.state == 'missing':
             self._generation = current.stamp.generation

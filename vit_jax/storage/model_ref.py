@@ -84,7 +84,7 @@ class ModelRef:
         has_family = match and not match[1].endswith('.npz') and match[2] not in PARTS
         family, place = (match[1], match[2]) if match and has_family else ('', text)
         file, colon, part = place.rpartition(':')
-        # An .npz file has parts of its own, which may have the names of wrappers.
+        # Parts of an .npz file may have the names of wrappers.
         parts = TOWERS if file.endswith('.npz') else PARTS
         if not (colon and file and part in parts):
             file, part = place, ''
@@ -110,7 +110,7 @@ class ModelRef:
     def locate(self) -> tuple[str, str]:
         """Return the file, folder or URL to read, and the part of an .npz file; empty for all.
 
-        A released name stands for its URL.
+        The name of a release means its URL.
         """
         name, colon, part = self.file.partition(':')
         bucket = BUCKETS.get(name.partition('/')[0])

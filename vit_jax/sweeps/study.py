@@ -313,7 +313,7 @@ def retry(study: Study) -> int:
 
 
 def run_number(trial: optuna.trial.FrozenTrial | optuna.Trial) -> int:
-    """Return the number of the trial's run: its own, or that of a failed trial it repeats."""
+    """Return the number of the trial's run, which a repeated trial shares with the failed one."""
     return trial.user_attrs.get('run', trial.number)
 
 

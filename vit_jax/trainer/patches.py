@@ -25,9 +25,9 @@ PyTree = Any
 def make_step(
     model: Any, task: Task, wanted: Patches, *, seed: int = 0, axis_name: str | None = None
 ) -> Callable[[dict[str, PyTree], Batch], tuple[dict[str, jax.Array], Batch]]:
-    """Make a function like that of `step.make_predict_step`, but of features of patches.
+    """Make a function like `step.make_predict_step`, but of patch features.
 
-    They are those of the encoder, as of `vit_jax.embed`.
+    They come from the encoder, as in `vit_jax.embed`.
 
     Args:
       model, task: Model and task of the config.

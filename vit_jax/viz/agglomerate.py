@@ -1,3 +1,3 @@
-"""Visualization of agglomerated features: as that of `lejepa`."""
+"""Visualization of agglomerated features, as for `lejepa`."""
 
 from vit_jax.viz.lejepa import Viz as Viz

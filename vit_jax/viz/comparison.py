@@ -103,7 +103,7 @@ def find_metrics(histories: Sequence[History], metric: str) -> list[str]:
 
 
 def evaluation_metrics(histories: Sequence[History]) -> list[str]:
-    """Return the evaluation metrics, those of all runs first, or the loss if there are none."""
+    """Return the evaluation metrics, metrics of all runs first; without any, the training loss."""
     names = dict.fromkeys(name for history in histories for name in history.series)
     metrics = [name for name in names if not name.startswith('train/')]
     metrics.sort(key=lambda name: not all(name in history.series for history in histories))

@@ -1,3 +1,3 @@
-"""Visualization of distilled classifiers: as that of `classify`."""
+"""Visualization of distilled classifiers, as for `classify`."""
 
 from vit_jax.viz.classify import Viz as Viz

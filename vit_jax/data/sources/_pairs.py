@@ -77,7 +77,7 @@ def list_folders(folder: pathlib.Path) -> list[str]:
 def pair_files(
     folder: pathlib.Path, others: pathlib.Path, truth: Truth, title: str
 ) -> list[tuple[str, str]]:
-    """Pair the names of images with those of their files, in a fixed shuffled order.
+    """Pair image names with their files, in a fixed shuffled order.
 
     Raises:
       UserError: if there are no images, or a file is missing.

@@ -2,7 +2,7 @@
 
     tar:/data/flowers                      SPLIT-*.tar, or else all *.tar as `train`
     tar:/data/cc3m-{split}-*.tar           the same with other names
-    tar:/data/cc3m-{000000..000331}.tar    a range, as `train`
+    tar:/data/cc3m-{000000..000331}.tar    a range, the split `train`
 
 The members of an example share the name up to the first dot: `0001.jpg` (or png, webp) is the
 image, `0001.cls` its class number, `0001.txt` its caption; `0001.json` is an object with the class

@@ -37,7 +37,8 @@ class Source:
         if self._targets is not None and len(self._targets) != len(self._lines):
             raise UserError(
                 f'source {self._title}: {self._lines.path} has {len(self._lines)} lines, '
-                f'{self._targets.path} has {len(self._targets)}; parallel files need equally many'
+                f'{self._targets.path} has {len(self._targets)}; parallel files need the same '
+                'number'
             )
         pairs = (self._pair(line) for line in range(len(self._lines)))
         complete = np.array([bool(a.strip() and b.strip()) for a, b in pairs], bool)

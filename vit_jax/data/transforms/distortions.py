@@ -72,7 +72,7 @@ def photometric_distortion(
     """Change brightness, contrast, saturation and hue, each with probability `p`.
 
     Brightness comes first, and contrast before or after saturation and hue, equally likely; factors
-    and shifts are drawn as in `color_jitter`. The order is that of SSD (Liu et al., 2016,
+    and shifts are drawn as in `color_jitter`. The order follows SSD (Liu et al., 2016,
     arXiv:1512.02325), which detection and segmentation use; the defaults are EoMT's
     (arXiv:2503.19108).
 

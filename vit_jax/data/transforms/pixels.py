@@ -29,11 +29,11 @@ FURTHEST = 2**15 - 1  # largest distance in pixels for these fractions
 def look_up(image: Pixels, tables: Tables) -> Pixels:
     """Replace every value by its entry in the tables."""
     channels, per_channel = image.shape[-1], tables.ndim > 1
-    if not native.has('look_up'):
+    if not native.has_loop('look_up'):
         return tables[np.arange(channels), image] if per_channel else tables[image]
     image, output = _with_output(image)
     tables = np.ascontiguousarray(tables)
-    native.call('look_up', image, image.size, channels, tables, per_channel, output)
+    native.call_loop('look_up', image, image.size, channels, tables, per_channel, output)
     return output
 
 
@@ -41,9 +41,9 @@ def counts(image: Pixels) -> Int[np.ndarray, 'C 256']:
     """Count each value in each channel."""
     channels = image.shape[-1]
     totals = np.zeros((channels, 256), np.int64)
-    if native.has('count_values'):
+    if native.has_loop('count_values'):
         image = np.ascontiguousarray(image)
-        native.call('count_values', image, image.size, channels, totals)
+        native.call_loop('count_values', image, image.size, channels, totals)
         return totals
     for channel in range(channels):
         totals[channel] = np.bincount(image[..., channel].ravel(), minlength=256)
@@ -82,8 +82,8 @@ def smooth(image: Pixels) -> Pixels:
     """
     image = np.ascontiguousarray(image)
     output = image.copy()
-    if native.has('smooth'):
-        native.call('smooth', image, *image.shape, output)
+    if native.has_loop('smooth'):
+        native.call_loop('smooth', image, *image.shape, output)
         return output
     wide = image.astype(np.uint16)
     rows = wide[:-2] + wide[1:-1]
@@ -101,8 +101,8 @@ def mirror(image: np.ndarray) -> np.ndarray:
     image = np.asarray(image)
     is_plain = image.dtype == np.uint8 and image.strides[1:] == (image.shape[2], 1)
     output = np.empty_like(image, order='C')
-    if is_plain and native.has('mirror'):
-        native.call('mirror', image, image.strides[0], *image.shape, output)
+    if is_plain and native.has_loop('mirror'):
+        native.call_loop('mirror', image, image.strides[0], *image.shape, output)
         return output
     for channel in range(image.shape[2]):  # NumPy copies a mirrored row of pixels slowly
         output[..., channel] = image[:, ::-1, channel]
@@ -117,7 +117,7 @@ def _with_output(image: Pixels) -> tuple[Pixels, Pixels]:
 
 def _blend_compiled(first: Pixels, second: Pixels, share: float) -> Pixels:
     second, output = _with_output(second)
-    native.call('blend', np.ascontiguousarray(first), second, output.size, share, output)
+    native.call_loop('blend', np.ascontiguousarray(first), second, output.size, share, output)
     return output
 
 
@@ -135,7 +135,7 @@ def _gray_by_pillow(image: Pixels) -> Pixels:
 
 def _gray_compiled(image: Pixels) -> Pixels:
     image, output = _with_output(image)
-    native.call('to_gray', image, image.size // 3, output)
+    native.call_loop('to_gray', image, image.size // 3, output)
     return output
 
 
@@ -147,7 +147,7 @@ def _move_compiled(image: Pixels, matrix: Matrix, fill: int) -> Pixels:
     a, b, d, e = (math.floor(step * UNIT + 0.5) for step in (a, b, d, e))
     steps = np.array([a, b, x, d, e, y], np.int32)
     image, output = _with_output(image)
-    native.call('move', image, *image.shape, steps, fill, output)
+    native.call_loop('move', image, *image.shape, steps, fill, output)
     return output
 
 

@@ -295,7 +295,7 @@ def randaugment_increasing(
 
 
 def increasing_operations() -> dict[str, Operation]:
-    """Return the fifteen operations by name: those of `randaugment`, some at different levels."""
+    """Return the fifteen operations of `randaugment` by name, some at different levels."""
     operations = make_operations(translate=0, cutout=0)
     del operations['cutout']
     # They keep 4 bits, and pixels below 256, at level 1; reversed, at level 0.

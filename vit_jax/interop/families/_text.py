@@ -217,7 +217,7 @@ _SHAPE = ('width', 'depth', 'mlp_dim', 'num_heads')
 def keywords(
     image: Mapping[str, Any], text: Mapping[str, Any], embed_dim: int, source: str
 ) -> dict[str, Any]:
-    """Combine the keywords of two towers to those of the model `siglip`.
+    """Combine the keywords of two towers into keywords of the model `siglip`.
 
     Args:
       image, text: Keywords of the towers, a `vit` and a `text_encoder`.

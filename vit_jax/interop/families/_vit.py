@@ -249,7 +249,7 @@ def _keywords(flat: Flat, source: str, label: Label, rows: int | None) -> dict[s
 
 
 def _pooling_fields(flat: Flat, model: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of attention pooling that differ from those of the blocks."""
+    """Fields of attention pooling that differ from the blocks."""
     query, fc1 = (flat.get(f'map_head/{x}/kernel') for x in ('attention/query', 'mlp/fc1'))
     fields: dict[str, Any] = {}
     if query is not None and query.ndim == 3 and query.shape[1] != model['num_heads']:

@@ -1,7 +1,7 @@
 """timm's ViTs: safetensors and config.json.
 
 The architecture named by config.json determines heads, pooling, GELU and epsilons; see
-`_timm.arguments`. Its mean and standard deviation become those of the task.
+`_timm.arguments`. The task takes its mean and standard deviation.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ def _fields(params: Flat, norm: str, positions: str) -> dict[str, Any]:
 def _heads(
     extra: Mapping[str, Any], arguments: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
 ) -> int:
-    """Return the architecture's number of heads, by default that of the published model.
+    """Return the architecture's number of heads, by default the published one.
 
     Raises:
       UserError: if the number is unknown.

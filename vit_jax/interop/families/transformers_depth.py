@@ -163,7 +163,7 @@ def _fields(
     if is_anything and not metric and largest != 1:
         raise UserError(f'{_SOURCE}: max_depth {largest} of relative depth is not supported')
     if not is_anything and _transformers.gelu(extra, _SOURCE) != of_vit['gelu']:
-        raise UserError(f'{_SOURCE}: hidden_act differs from that of the backbone')
+        raise UserError(f'{_SOURCE}: hidden_act differs from the backbone')
     return {
         **of_vit,
         'name': 'dpt',

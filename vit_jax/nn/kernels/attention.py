@@ -59,8 +59,8 @@ def vmem_bytes(
       itemsize: Bytes of an element of queries, keys and values.
       drops: Whether weights are dropped.
     """
-    # Queries, their gradient and that of the result; keys, values and their gradients. All twice,
-    # since the previous or next example is copied meanwhile.
+    # Queries, the result, keys and values, with their gradients. All twice,
+    # since the previous or next example is being copied.
     rows = 2 * (3 * round_up(queries, SUBLANES) + 4 * round_up(keys, SUBLANES))
     heads = group_width(width, num_heads) * num_heads // width
     scores = SCORES * heads * score_bytes(queries, keys)
@@ -89,7 +89,7 @@ def fused_attention(
         ([B N D], [B M 2D]), ([B N 2D], [B N D]) or ([B N D], [B M D], [B M D]).
       num_heads: H; divides D.
       mask: True for keys that may be attended to.
-      segments: Sequences that share a row; a query attends to the keys of its own.
+      segments: Sequences that share a row; a query attends only to keys of its sequence.
       kept: True for weights that dropout keeps; None without dropout.
       causal: Whether a query attends to no keys after its own position.
       rate: The share of weights that dropout sets to zero.

@@ -79,7 +79,7 @@ def forward(
 def backward(
     projected: Projected, masks: Masks, kept: Array | None, grad: Array, options: Options
 ) -> Projected:
-    """Return the gradients of the projections, from that of the result."""
+    """Return the gradients of the projections, given the gradient of the result."""
     grid = _Grid(projected, options)
     shapes = ((*grid.rows, grid.width), *[(grid.rows[0], grid.keys, grid.width)] * 2)
     out = tuple(jax.ShapeDtypeStruct(shape, grad.dtype) for shape in shapes)

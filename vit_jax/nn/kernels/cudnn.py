@@ -32,7 +32,7 @@ def fused_attention(
       projected: Queries, keys and values as `kernels.attention.fused_attention` takes them.
       num_heads: H; divides D.
       mask: True where a query may attend to a key.
-      segments: Sequences that share a row; a query attends to the keys of its own.
+      segments: Sequences that share a row; a query attends only to keys of its sequence.
       bias: Added to the scores.
       causal: Whether a query attends to no keys after its own position.
       implementation: `xla` computes the same on any device.

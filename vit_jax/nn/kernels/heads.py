@@ -41,7 +41,7 @@ class Options(NamedTuple):
 
 
 class Head(NamedTuple):
-    """Columns of a head within its group, and those of the whole registers around them."""
+    """Columns of a head within its group, and of the whole registers around them."""
 
     first: int
     last: int
@@ -179,7 +179,7 @@ def gradients(
       k, v: Keys and values.
       size: K, columns of the head.
       scored: See `attend`; its scores are [M N].
-      through: The gradient of what `scored` gets, from that of what it returns.
+      through: Backward pass of `scored`: from the gradient of its result to that of its argument.
       factors: Dropout factors [N M]; None without dropout.
     """
     scale = 1 / math.sqrt(size)

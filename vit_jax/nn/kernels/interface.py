@@ -31,7 +31,7 @@ class Inputs(NamedTuple):
       projected: Arrays whose columns, one array after the other, are queries, keys and values, D
         columns each, and within these the heads, K columns each.
       mask: True where a query may attend to a key; may be [1 ...] for all rows.
-      segments: Sequences that share a row; a query attends to the keys of its own.
+      segments: Sequences that share a row; a query attends only to keys of its sequence.
       bias: Added to the scores, the same for all rows.
       kept: True for weights that dropout keeps; None without dropout.
       regions: Number of each token in windows; APART is added to the scores of tokens of

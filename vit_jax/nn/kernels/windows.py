@@ -59,9 +59,9 @@ def vmem_bytes(program: int, tokens: int, width: int, num_heads: int, itemsize: 
 
 
 def _rows_bytes(tokens: int, width: int, itemsize: int) -> int:
-    """Bytes of a window's projections, their gradients and that of the result.
+    """Bytes of a window's projections and result, with their gradients.
 
-    All twice, since those of the previous or next program are copied meanwhile.
+    All twice, since the previous or next program is being copied.
     """
     return 2 * 7 * round_up(tokens, SUBLANES) * round_up(width, LANES) * itemsize
 
