@@ -154,7 +154,7 @@ def _move_compiled(image: Pixels, matrix: Matrix, fill: int) -> Pixels:
 @functools.cache
 def _matches_pillow() -> bool:
     """Return whether compiled loops match this Pillow, which could round differently."""
-    if not all(map(native.has, ('blend', 'to_gray', 'move'))):
+    if not all(map(native.has_loop, ('blend', 'to_gray', 'move'))):
         return False
     first, second = (values[..., None] for values in np.meshgrid(VALUES, VALUES))
     for share in (0.1, 0.37, 0.82, 1.0, 1.3, 1.9):
