@@ -63,6 +63,7 @@ RUNS = {
     'detr/bccd.py:smoke': ('bccd_scenes',),
     'detr/scenes.py:smoke': ('scenes',),
     'detr/scenes_panoptic.py:smoke': ('scenes_panoptic',),
+    'rfdetr/scenes.py:smoke': ('rfdetr',),
     'eomt/scenes.py:smoke': ('eomt',),
     'eomt/finetune.py:smoke': ('leaves',),
     'jit/digits.py:smoke': ('jit_digits',),

@@ -18,6 +18,7 @@ from jax.flatten_util import ravel_pytree
 from helpers import (
     detr,
     eomt,
+    rf_detr,
     transformers_clip,
     transformers_forms,
     transformers_siglip,
@@ -335,6 +336,37 @@ def _texts(name: str, **fields: Any) -> Case:
     return Case(make, theirs, ours)
 
 
+def _object_labels(data: Any) -> list[dict[str, Any]]:
+    """The objects of each image, as transformers' detectors take them."""
+    targets = detect.make_targets(data)
+    return [
+        {
+            'class_labels': tensor(targets.labels[i][real]).long(),
+            'boxes': tensor(targets.boxes[i][real]),
+        }
+        for i, real in enumerate(np.asarray(targets.real))
+    ]
+
+
+def _rf_detr() -> Case:
+    """With its loss of all groups, blocks and the first stage."""
+    data = rf_detr.batch()
+
+    def theirs(model: Any) -> Any:
+        return model(**detr.tensors(data), labels=_object_labels(data)).loss
+
+    def ours(trained: TrainedModel) -> Loss:
+        def loss(params: Any) -> Any:
+            inputs = data['image'], data['pixel_mask']
+            outputs = trained.model.apply({'params': params}, *inputs, train=True)
+            found = trained.task.loss(outputs, data)
+            return terms.total(found, terms.means(found))
+
+        return loss
+
+    return Case(rf_detr.reference, theirs, ours)
+
+
 def _detr() -> Case:
     """With its loss of the last block; transformers' losses of the others are of other outputs.
 
@@ -342,7 +374,6 @@ def _detr() -> Case:
     ResNet of its own, against its comment.
     """
     data = detr.batch()
-    targets = detect.make_targets(data)
 
     def make() -> Any:
         made = detr.reference()
@@ -353,14 +384,7 @@ def _detr() -> Case:
         return made
 
     def theirs(model: Any) -> Any:
-        labels = [
-            {
-                'class_labels': tensor(targets.labels[i][real]).long(),
-                'boxes': tensor(targets.boxes[i][real]),
-            }
-            for i, real in enumerate(np.asarray(targets.real))
-        ]
-        return model(**detr.tensors(data), labels=labels).loss
+        return model(**detr.tensors(data), labels=_object_labels(data)).loss
 
     def ours(trained: TrainedModel) -> Loss:
         def loss(params: Any) -> Any:
@@ -431,6 +455,7 @@ CASES: Mapping[str, Callable[[], Case]] = {
     'Swin v2': lambda: _swin(transformers_swin_v2, rounded=True),
     'MAE': _mae,
     'DETR': _detr,
+    'RF-DETR': _rf_detr,
     'EoMT': _eomt,
     'EoMT, DINOv3': lambda: _eomt(dinov3=True),
     'BiT': lambda: _bit((1, 1)),
