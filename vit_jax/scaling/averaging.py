@@ -94,8 +94,8 @@ class MeanFit(curve_fit.Fit):
     def _weights_at(self, x: np.ndarray) -> np.ndarray:
         """Weight all parts [P, N] at x; the weights of late laws rise over the shortest span.
 
-        They rise as the quintic smoothstep of log x: even its square root, to which the spread of
-        the parts is proportional where the rise begins, has no corner there.
+        They rise as the quintic smoothstep of log x. The spread of the parts grows like its square
+        root where the rise begins, and even that has no corner.
         """
         weights = np.array([part.weight for part in self._all_parts])
         is_late = np.arange(len(weights)) >= len(self.parts)

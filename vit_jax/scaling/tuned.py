@@ -193,7 +193,7 @@ def _group(values: np.ndarray, sizes: int, hypers: int) -> list[_Setting]:
 
 
 def _inside(settings: Sequence[_Setting], tuned: Sequence[str]) -> tuple[list[_Setting], list[str]]:
-    """Select the settings whose best run is not at an end of what was tried, near their best."""
+    """Keep runs near each setting's best; drop settings whose best is at the end of a range."""
     interior, at_end = [], dict.fromkeys(tuned, 0)
     for setting in settings:
         best = setting.x[setting.y.argmin()]
