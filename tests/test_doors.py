@@ -41,12 +41,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('one_device')]
 
 ROWS = {row.name: row for row in doors.rows()}
 WITHOUT_IMAGES = 'run_(reverse|rnn|seq2seq)|.*text_encoder.*'
-TOWERS = '.*(clip|siglip|tips).*'
+TOWERS = '.*(clip|siglip|tips tips).*'
 HEADLESS = (
     '(authors|transformers)_dinov3.*|authors_dinov2|sam.*|transformers_(vision_tower|yolos|radio)'
 )
 PIXELS = 'run_(colorize|coltran.*|jit|pmf)'  # from images to images
-DEPTH = 'transformers_depth.*'
+DEPTH = 'transformers_(depth|tips_dpt).*'
 OTHER_VITS = '.*dinov3.*|transformers_(beit|dinov2|yolos)'
 # By door, patterns of rows and what the one line says.
 REFUSED: dict[str, dict[str, str]] = {
@@ -54,7 +54,7 @@ REFUSED: dict[str, dict[str, str]] = {
     'predict': {
         'run_(reverse|rnn|seq2seq)': 'was not trained on images',
         '.*text_encoder.*': "predictions of task 'classify_text' cannot be shown",
-        '(?!run).*(clip|siglip|tips).*': 'vocabulary',
+        '(?!run).*(clip|siglip|tips tips).*': 'vocabulary',
         HEADLESS: 'the model has no head',
     },
     'embed': {

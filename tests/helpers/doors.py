@@ -57,6 +57,10 @@ RF_DETR = {
     **{'groups': 2, 'decoder_width': 32, 'decoder_depth': 1, 'decoder_heads': 2, 'cross_heads': 4},
     **{'decoder_mlp_dim': 8, 'projector_blocks': 1},
 }
+TIPS = {
+    **{'registers': 1, 'readout': 'project', 'readout_gelu': 'tanh', 'head_width': 0},
+    **{'fits_image': False, 'no_bias': ('fusion',)},
+}
 TOWERS = {
     **{'vocab_size': 9, 'length': 4, 'patch_size': 4, 'width': 32, 'depth': 1, 'mlp_dim': 24},
     **{'num_heads': 2, 'text_width': 16, 'text_depth': 2, 'text_mlp_dim': 8},
@@ -115,6 +119,14 @@ OTHERS = {
         dpt.Model(**DPT | {'layer_scale': None, 'readout': 'project', 'final_norm': False}).clone(
             fits_image=False
         ),
+        'transformers',
+    ),
+    'transformers_tips_dpt': (
+        dpt.Model(**DPT | TIPS | {'bins': (8, 0.001, 10.0)}),
+        'transformers',
+    ),
+    'transformers_tips_dpt classes': (
+        dpt.Model(**DPT | TIPS | {'output': 'classes', 'num_classes': 3}),
         'transformers',
     ),
     'detr table': (dataclasses.replace(detr.MODEL, norm='pre'), 'transformers'),

@@ -25,6 +25,15 @@ def test_rows_and_pictures(name, unit):
     assert 1 < low < 2 and 8 < high < 9
 
 
+def test_walls_have_a_scale_around_them():
+    """Also with one pixel in front, which no percentile sees."""
+    wall = np.full((8, 12), 8.0, np.float32)
+    for first, expected in ((8.0, (7.92, 8.08)), (2.0, (2.0, 8.0))):
+        wall[0, 0] = first
+        figure = depth.Viz().draw([{'depth': wall}], [PHOTO], Context())
+        assert figure.axes[1].images[0].get_clim() == pytest.approx(expected)
+
+
 def test_unknown_depth_of_data_is_masked():
     truth = np.where(RAMP < 3, 0, RAMP)
     figure = depth.Viz().draw_batch([IMAGE], [{'image': IMAGE, 'depth': truth}], Context())

@@ -30,7 +30,7 @@ from PIL import Image
 
 from vit_jax import extras
 from vit_jax.data import images, packed, sources
-from vit_jax.data.records import MAPS, OBJECTS, BrokenRecord, Record
+from vit_jax.data.records import DENSE, MAPS, OBJECTS, BrokenRecord, Record
 from vit_jax.errors import UserError
 from vit_jax.storage import lock, paths
 
@@ -276,14 +276,14 @@ def packed_example(source: sources.Subset, index: int, job: Job) -> Record:
 
     Raises:
       BrokenRecord: if the image cannot be decoded.
-      UserError: if an image with objects or depth would be reduced.
+      UserError: if an image with objects, depth or normals would be reduced.
     """
     record = source.encoded(index)
     name = source.record_name(index)
     pixels = images.decode_record(record, name).get('image')
     if pixels is None or not job.shorter_side or min(pixels.shape[:2]) <= job.shorter_side:
         return record
-    if fixed := [key for key in record if key in (*OBJECTS, *MAPS)]:
+    if fixed := [key for key in record if key in (*OBJECTS, *MAPS, *DENSE)]:
         raise UserError(f'{name}: --shorter-side cannot resize {fixed[0]!r}; remove the flag')
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[-1] not in (1, 3):
         raise UserError(

@@ -18,6 +18,7 @@ MOST_CLASSES = 10**6  # limit for data that number their classes
 _INT32 = np.iinfo(np.int32)
 OBJECTS = ('boxes', 'masks', 'labels', 'crowd', 'ids', 'areas')  # fields with a row per object
 MAPS = ('segments', 'depth')  # fields with a value per pixel
+DENSE = ('depth', 'normals')  # measured values of pixels
 COORDINATES = ('boxes', 'points', 'areas')  # fields in pixels
 _local = threading.local()
 
@@ -226,7 +227,7 @@ def check_label(record: Record, num_classes: int, source: Source, index: int) ->
 
 
 def convert_coordinates(record: Record, source: Source, index: int) -> Record:
-    """Convert `COORDINATES` and depth of a record to float32, which transforms also return.
+    """Convert `COORDINATES` and `DENSE` of a record to float32, which transforms also return.
 
     Args:
       record: Record whose image may be an encoded file.
@@ -240,7 +241,7 @@ def convert_coordinates(record: Record, source: Source, index: int) -> Record:
     for key, value in record.items():
         dtype = getattr(value, 'dtype', np.dtype(float) if isinstance(value, float) else None)
         if (
-            key in (*COORDINATES, 'depth')
+            key in (*COORDINATES, *DENSE)
             and isinstance(value, np.ndarray)
             and value.dtype.kind in 'iuf'
         ):
@@ -257,8 +258,8 @@ def convert_coordinates(record: Record, source: Source, index: int) -> Record:
 
 
 def _is_measured(key: str) -> bool:
-    """Return whether a field holds pixels, depth, coordinates or labels, which must be finite."""
-    measured = ('image', 'masks', 'depth', 'label', 'labels', *COORDINATES)
+    """Return whether a field holds pixels, `DENSE`, coordinates or labels, which must be finite."""
+    measured = ('image', 'masks', *DENSE, 'label', 'labels', *COORDINATES)
     return key in measured or key.endswith('_image')
 
 

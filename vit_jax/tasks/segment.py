@@ -390,11 +390,7 @@ def make_targets(task: Task, batch: Batch) -> Targets:
     Raises:
       UserError: if the batch has no numbered and padded segments.
     """
-    if missing := [name for name in ('segments', 'labels', 'object_mask') if name not in batch]:
-        raise UserError(
-            f'segmentation needs {missing[0]!r}, but the data have {", ".join(batch)}: use a '
-            "source with masks, and end the transforms with 'number_masks|pad_objects(100)'"
-        )
+    require_segments(batch)
     segments, real = batch['segments'], batch['object_mask']
     if 'crowd' in batch:
         real &= ~batch['crowd'].astype(bool)
@@ -406,6 +402,15 @@ def make_targets(task: Task, batch: Batch) -> Targets:
     real &= jax.vmap(is_visible)(segments)
     counts = None if task.count_void else (segments != VOID) & pixel_mask(batch)
     return Targets(batch['labels'], real, segments, counts)
+
+
+def require_segments(batch: Batch) -> None:
+    """Raise UserError if the batch has no numbered and padded segments."""
+    if missing := [name for name in ('segments', 'labels', 'object_mask') if name not in batch]:
+        raise UserError(
+            f'segmentation needs {missing[0]!r}, but the data have {", ".join(batch)}: use a '
+            "source with masks, and end the transforms with 'number_masks|pad_objects(100)'"
+        )
 
 
 def image_sizes(batch: Batch) -> Int[Array, 'B 2']:

@@ -19,6 +19,7 @@ SIDE = 3.6  # inches of a picture
 COLORS = {'depth': 'viridis_r', 'inverse_depth': 'viridis'}  # near is bright
 LABELS = {'depth': 'depth in m', 'inverse_depth': 'inverse depth, no unit'}
 SHARES = (2, 98)  # percentiles between which colors differ
+NARROW = 0.02  # share of the value, below which colors span all values
 
 
 class Viz(base.Viz):
@@ -71,11 +72,9 @@ def draw_map(axes: Axes, fields: Fields) -> None:
     """Draw a map in colors with a bar of its scale; unknown depth, 0 in data, is white."""
     name, depth = find_map(fields)
     known = depth[depth > 0] if (depth > 0).any() else depth
-    low, high = np.percentile(known, SHARES)
+    low, high = _span(known)
     shown = np.ma.masked_where((depth <= 0) & (name == 'depth'), depth)
-    picture = axes.imshow(
-        shown, cmap=COLORS[name], vmin=low, vmax=max(high, low + 1e-6), interpolation='nearest'
-    )
+    picture = axes.imshow(shown, cmap=COLORS[name], vmin=low, vmax=high, interpolation='nearest')
     axes.set(xticks=[], yticks=[])
     axes.set_axis_off()
     figure = axes.figure
@@ -83,3 +82,12 @@ def draw_map(axes: Axes, fields: Fields) -> None:
     bar.set_label(LABELS[name], color=figures.INK, fontsize=8)
     bar.ax.tick_params(colors=figures.FAINT, labelsize=8)
     bar.outline.set_visible(False)
+
+
+def _span(values: np.ndarray) -> tuple[float, float]:
+    """Return the values between which colors differ, which are never equal."""
+    low, high = np.percentile(values, SHARES)
+    if high - low < NARROW * abs(high):
+        low, high = values.min(), values.max()
+    margin = max(NARROW * abs(high) - (high - low), 0) / 2
+    return float(low - margin), float(high + margin) or 1.0

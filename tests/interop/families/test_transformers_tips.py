@@ -112,6 +112,68 @@ def test_texts_without_an_end():
         assert record['caption_mask'].sum() == min(len(text), 4)
 
 
+HEADS = {
+    'depth': ('DepthEstimation', 'predicted_depth'),
+    'normals': ('NormalEstimation', 'normals'),
+    'segmentation': ('SemanticSegmentation', 'logits'),
+    'all': ('DensePrediction', 'predicted_depth'),
+}
+
+
+def dpt(kind):
+    torch.manual_seed(0)
+    layers = {'out_indices': [1, 2], 'reshape_hidden_states': False, 'apply_layernorm': True}
+    config = transformers.Tipsv2DptConfig(
+        backbone_config=transformers.Tipsv2VisionConfig(**VISION, **layers),
+        neck_hidden_sizes=[4, 6],
+        reassemble_factors=[2, 0.5],
+        fusion_hidden_size=8,
+        num_depth_bins=12,
+        num_labels=5,
+    )
+    return perturbed(getattr(transformers, f'Tipsv2DptFor{HEADS[kind][0]}')(config), moderate)
+
+
+def moderate(name, p):
+    """Kernels of gain one, so that rounding does not grow."""
+    fan_in = p[0].numel() if 'resize' not in name else p.shape[0]
+    return torch.randn(p.shape) * fan_in**-0.5 if p.ndim > 1 and 'weight' in name else None
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize('kind', ['depth', 'normals', 'segmentation', 'all'])
+def test_dense_predictions_are_those_of_transformers(kind, tmp_path):
+    """Also at another size; written again they are the same bit for bit."""
+    model = dpt(kind)
+    model.save_pretrained(tmp_path / 'theirs')
+    trained = interop.read(tmp_path / 'theirs')
+    tasks = {'segmentation': 'segment_pixels', 'all': 'depth'}
+    assert trained.task_config['name'] == tasks.get(kind, kind)
+    assert any('left out' in note for note in trained.notes) == (kind == 'all')
+    for size in ((32, 32), (48, 24)):
+        images = RNG.uniform(0, 1, (2, *size, 3)).astype(np.float32)
+        with torch.no_grad():
+            outputs = model(torch.tensor(images).permute(0, 3, 1, 2))
+        expected = getattr(outputs, HEADS[kind][1]).numpy()
+        ours, variables = vit_jax.load(tmp_path / 'theirs', image_size=size)
+        # `load` takes images in [-1, 1], but prepared ones for segmentation.
+        pixels = jnp.asarray(images if kind == 'segmentation' else 2 * images - 1)
+        predicted = jax.jit(ours.apply)(variables, pixels)
+        (predicted,) = predicted.values()
+        if expected.ndim == 4:
+            expected = expected.transpose(0, 2, 3, 1)
+        assert np.std(expected) > 1e-2
+        np.testing.assert_allclose(predicted, expected, atol=1e-5 * np.abs(expected).max())
+    if kind != 'all':
+        interop.write(anew(trained), tmp_path / 'ours')
+        again, info = type(model).from_pretrained(tmp_path / 'ours', output_loading_info=True)
+        assert not info['missing_keys'] and not info['unexpected_keys']
+        theirs_by_name = dict(model.named_parameters())
+        for name, p in again.named_parameters():
+            if 'mask_token' not in name:
+                np.testing.assert_array_equal(p.detach(), theirs_by_name[name].detach(), name)
+
+
 @pytest.mark.parametrize(
     ('change', 'message'),
     [

@@ -1,10 +1,10 @@
 """Sources of examples, opened by a name and a split.
 
-Names: `digits`, `endless`, `scenes`, `scenes_captions`, `scenes_depth`, `scenes_panoptic`,
-`prompts:JSON`, `coco:PATH`, `yolo:PATH`, `voc:PATH`, `coco_captions:PATH`, `coco_masks:PATH`,
-`panoptic:PATH`, `masks:PATH`, `depth:PATH`, `tfds:NAME`, `folder:PATH`, `table:FILE`, `hf:PATH`,
-`tar:PATTERN`, `packed:PATH`, `text:PATH`, `synthetic:TASK`, or a dotted user module with a class
-`Source(path, split)`, see `vit_jax.data.records.Source`.
+Names: `digits`, `endless`, `scenes`, `scenes_captions`, `scenes_depth`, `scenes_normals`,
+`scenes_panoptic`, `prompts:JSON`, `coco:PATH`, `yolo:PATH`, `voc:PATH`, `coco_captions:PATH`,
+`coco_masks:PATH`, `panoptic:PATH`, `masks:PATH`, `depth:PATH`, `tfds:NAME`, `folder:PATH`,
+`table:FILE`, `hf:PATH`, `tar:PATTERN`, `packed:PATH`, `text:PATH`, `synthetic:TASK`, or a dotted
+user module with a class `Source(path, split)`, see `vit_jax.data.records.Source`.
 Splits follow TFDS: `train`, `train[:90%]`, `train[100:200]`, `train+test`, and `train[:5 per
 class]` (see `vit_jax.data.splits`). 'folder:a*0.7+folder:b*0.3' is a mixture: training draws 70% of
 the images from the first source, and evaluation reads every image once.

@@ -7,6 +7,7 @@
     segments  int16 [H, W], 1 + the row of a pixel's object, 0 for no object, or `VOID` if
               unknown, such as in padding
     depth     float32 [H, W] in meters, 0 where it is unknown, such as in padding
+    normals   float32 [H, W, 3] of length 1, x right, y down, z away; 0 where they are unknown
 
 Each function takes a record with some of these besides `image`, and returns a new one. All frames
 of a clip, or views of an image, get the same transform. Numbers, strings and one-dimensional arrays
@@ -96,12 +97,15 @@ def crop(record: Record, y: int, x: int, height: int, width: int) -> Record:
 def flip(record: Record) -> Record:
     """Mirror left and right."""
     check_movable(record, padded=False)
-    return _move(
+    moved = _move(
         record,
         mirror,
         lambda masks: masks[:, :, ::-1],
         lambda points: points * [-1, 1] + [image_size(record)[1], 0],
     )
+    if 'normals' in moved:
+        moved['normals'] = moved['normals'] * np.array([-1, 1, 1], np.float32)
+    return moved
 
 
 def pad(
@@ -131,6 +135,8 @@ def follow(record: Record, matrix: Matrix) -> Record:
     A box becomes the bounding box of its moved corners, which may be wider than the object.
     """
     check_movable(record, cut=True)
+    if 'normals' in record:
+        raise UserError(f"'normals' cannot be rotated; {_suggest_keep(record, 'normals')}")
     a, b, c, d, e, f = matrix
     moved = _move(
         record,
@@ -211,6 +217,9 @@ def _move(
         moved['segments'] = (segments or as_mask)(np.asarray(record['segments']))
     if 'depth' in record:
         moved['depth'] = (depth or as_mask)(np.asarray(record['depth'], np.float32))
+    if 'normals' in record:
+        planes = np.moveaxis(np.asarray(record['normals'], np.float32), -1, 0)
+        moved['normals'] = np.moveaxis(masks(planes), 0, -1)
     if 'points' in record:
         moved['points'] = points(np.asarray(record['points'])).astype(np.float32)
     if 'boxes' in record:
@@ -287,10 +296,10 @@ def check_movable(record: Record, *, padded: bool = True, cut: bool = False) -> 
     """
     height, width = image_size(record)
     forms = {'boxes': (4,), 'points': (2,), 'masks': (height, width)}
-    forms |= dict.fromkeys(MAPS, (height, width))
+    forms |= {**dict.fromkeys(MAPS, (height, width)), 'normals': (height, width, 3)}
     for name, value in record.items():
         if name in forms:
-            rows = () if name in MAPS else ('N',)
+            rows = () if name in (*MAPS, 'normals') else ('N',)
             if np.shape(value)[len(rows) :] != forms[name]:
                 expected = ', '.join(map(str, (*rows, *forms[name])))
                 raise UserError(f'{name!r} has shape {np.shape(value)}; it must be [{expected}]')

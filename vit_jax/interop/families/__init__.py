@@ -42,6 +42,7 @@ BY_TYPE = {
     **{'dinov3_vit': 'transformers_dinov3', 'yolos': 'transformers_yolos', 'bit': 'bit'},
     **{'radio': 'transformers_radio', 'rf_detr': 'rf_detr'},
     **dict.fromkeys(('tipsv2', 'tipsv2_vision_model'), 'transformers_tips'),
+    'tipsv2_dpt': 'transformers_tips_dpt',
 }
 _READER = {'matches', 'read'}
 FORMS = {

@@ -193,7 +193,7 @@ def add_batch_axis(array: np.ndarray) -> np.ndarray:
 
 
 Fields = Mapping[str, Any]
-_GELUS = {'erf': 'gelu', 'tanh': 'gelu_pytorch_tanh', 'quick': 'quick_gelu'}
+GELU_NAMES = {'erf': 'gelu', 'tanh': 'gelu_pytorch_tanh', 'quick': 'quick_gelu'}
 
 # Supported values of fields, as regular expressions, unless a form overrides them.
 _PLAIN = {
@@ -357,7 +357,7 @@ def block_config(model: Fields) -> dict[str, Any]:
         'num_hidden_layers': model['depth'],
         'num_attention_heads': model['num_heads'],
         'intermediate_size': model['mlp_dim'],
-        'hidden_act': _GELUS[model['gelu']],
+        'hidden_act': GELU_NAMES[model['gelu']],
         'layer_norm_eps': model['norm_eps'],
     }
 

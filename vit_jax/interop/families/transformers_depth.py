@@ -10,20 +10,24 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import numpy as np
-from flax.traverse_util import flatten_dict
 
 from vit_jax.errors import UserError
 from vit_jax.interop import names, preprocessing, torch_layout
-from vit_jax.interop.families import _transformers, transformers_dinov2
+from vit_jax.interop.families import _transformers, transformers_dinov2, transformers_tips_dpt
+from vit_jax.interop.families._dpt import (
+    HEADLESS,
+    IS_HEAD,
+    read_maps,
+    require_heads,
+    transpose_kernel,
+)
 from vit_jax.interop.files import Flat
 from vit_jax.interop.normalization import PREPROCESSOR
 from vit_jax.interop.trained import TrainedModel, Written, fields
 from vit_jax.models import vit
 from vit_jax.models.dpt import BACKBONE, DEPTH, FUSION, Model
 from vit_jax.nn.options import PoolFields, regroup
-from vit_jax.tree_paths import require_fit
 
 _SOURCE = 'transformers DPT'
 METERS, INVERSE = 'meters', 'inverse'  # of the task `depth`
@@ -53,7 +57,6 @@ _HEADS: dict[str, names.Table] = {
 # The deepest map is not added to anything, but files have layers for that.
 _UNUSED = 'neck.fusion_stage.layers.0.residual_layer1.'
 _RESIDUAL_BIAS = re.compile(r'\.residual_layer\d\.convolution\d\.bias$')
-_IS_HEAD = re.compile('reassemble_|neck_|fusion_|decoder')
 
 
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
@@ -81,7 +84,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     params = {**trained.params, **names.nest(heads)}
     if not fields['final_norm']:
         params['encoder'] = {n: x for n, x in params['encoder'].items() if n != 'norm'}
-    _require_heads(params, fields, table)
+    require_heads(params, fields, table, _SOURCE)
     is_metric = extra.get('depth_estimation_type') == 'metric' or (
         kind == _DPT and 'backbone_config' in extra
     )
@@ -155,7 +158,7 @@ def _fields(
     """
     if not {'fusion_hidden_size', 'neck_hidden_sizes', 'reassemble_factors'} <= extra.keys():
         raise UserError(f'{_SOURCE}: put its config.json next to the file')
-    of_vit = {key: x for key, x in trained.model_config.items() if key not in _HEADLESS}
+    of_vit = {key: x for key, x in trained.model_config.items() if key not in HEADLESS}
     backbone = extra.get('backbone_config')
     is_anything = kind == _ANYTHING
     metric = extra.get('depth_estimation_type', 'relative') == 'metric'
@@ -168,7 +171,7 @@ def _fields(
         **of_vit,
         'name': 'dpt',
         'class_token': 'cls_token' in trained.params,
-        'maps': _maps(extra, backbone),
+        'maps': read_maps(extra, backbone, _SOURCE),
         'readout': 'ignore' if is_anything else extra.get('readout_type', 'project'),
         'fusion_width': int(extra['fusion_hidden_size']),
         'head_width': len(flat['head.conv2.bias' if is_anything else 'head.head.2.bias']),
@@ -185,89 +188,31 @@ def _without_biases(flat: Flat) -> str:
     return '' if has_biases else FUSION
 
 
-# Fields of a ViT that a DPT lacks.
-_HEADLESS = (
-    *('name', 'num_classes', 'pool', 'pool_heads', 'pool_mlp_dim', 'fc_norm', 'head_norm'),
-    *('representation_size', 'head_bias', 'scan'),
-)
-
-
-def _maps(
-    extra: Mapping[str, Any], backbone: Mapping[str, Any] | None
-) -> tuple[tuple[int, float, int], ...]:
-    """Return the layer, the factor and the channels of each map."""
-    layers, factors = _layers(extra, backbone), extra['reassemble_factors']
-    channels = extra['neck_hidden_sizes']
-    if not len(layers) == len(factors) == len(channels):
-        raise UserError(
-            f'{_SOURCE}: config.json has {len(layers)} layers for the neck, but '
-            f'{len(factors)} reassemble_factors and {len(channels)} neck_hidden_sizes'
-        )
-    return tuple(zip(layers, factors, channels, strict=True))
-
-
-def _layers(extra: Mapping[str, Any], backbone: Mapping[str, Any] | None) -> tuple[int, ...]:
-    """Return the numbers of layers that the neck reads, 1 for the first block."""
-    if backbone is None:
-        return tuple(sorted(1 + i for i in extra.get('backbone_out_indices') or (2, 5, 8, 11)))
-    stages = [re.sub('^stage', '', str(name)) for name in backbone.get('out_features') or ()]
-    layers = backbone.get('out_indices') or stages
-    if not layers:
-        raise UserError(f'{_SOURCE}: out_indices of backbone_config are missing in config.json')
-    return tuple(sorted(map(int, layers)))
-
-
 def _read_heads(flat: Flat, table: names.Table, fields: Mapping[str, Any]) -> Flat:
     """Convert the neck and the head to our layouts."""
     used = {name: x for name, x in flat.items() if not name.startswith(_UNUSED)}
     heads = torch_layout.read(used, table, 1, _SOURCE)
     return {
-        name: _transpose_kernel(name, x, [factor for _, factor, _ in fields['maps']])
+        name: transpose_kernel(name, x, [factor for _, factor, _ in fields['maps']])
         for name, x in heads.items()
     }
-
-
-def _transpose_kernel(name: str, array: np.ndarray, factors: Any) -> np.ndarray:
-    """Transpose the kernel of a transposed convolution, whose inputs come first in PyTorch."""
-    match = re.fullmatch(r'reassemble_(\d+)/resize/kernel', name)
-    if match and int(match[1]) < len(factors) and factors[int(match[1])] > 1:
-        return array.swapaxes(-1, -2)
-    return array
-
-
-def _require_heads(
-    params: Mapping[str, Any], fields: Mapping[str, Any], table: names.Table
-) -> None:
-    """Raise UserError if the neck and the head do not fit the ViT."""
-    module = Model(**{key: value for key, value in fields.items() if key != 'name'})
-    patches = params['pos_embed'].shape[1] - module.positioned_tokens
-    images = jax.ShapeDtypeStruct(
-        (1, module.patch_size, module.patch_size * patches, 3), np.float32
-    )
-    shapes = jax.eval_shape(module.init, jax.random.key(0), images)['params']
-    expected, actual = (
-        {name: x for name, x in flatten_dict(tree, sep='/').items() if _IS_HEAD.match(name)}
-        for tree in (shapes, params)
-    )
-    require_fit(
-        actual,
-        names.empty_arrays(expected),
-        f'{_SOURCE}: incomplete model (shapes in our layout)',
-        label=lambda name: torch_layout.to_theirs(name, table),
-    )
 
 
 def write(trained: TrainedModel) -> Written:
     """Write the files of a DepthAnythingForDepthEstimation, or of a DPTForDepthEstimation if maps
     are always doubled.
 
+    Those without `head_width` become a TIPSv2 with a DPT.
+
     Raises:
       UserError: if transformers has no such model, or the image size is unknown.
     """
     model = fields(trained.model)
+    if not model['head_width']:
+        return transformers_tips_dpt.write(trained)
     kind = _ANYTHING if model['fits_image'] else _DPT
     _require_class(model, kind)
-    heads = {name: x for name, x in trained.params.items() if _IS_HEAD.match(name)}
+    heads = {name: x for name, x in trained.params.items() if IS_HEAD.match(name)}
     params = {name: x for name, x in trained.params.items() if name not in heads}
     if not model['final_norm']:  # files have one, which nothing reads
         norm = {'scale': np.ones(model['width'], np.float32)}
@@ -282,7 +227,7 @@ def write(trained: TrainedModel) -> Written:
     written = _transformers.write(backbone, [form])
     prefix = 'backbone.' if with_dinov2 else 'dpt.'
     arrays = names.flatten(heads)
-    arrays = {name: _transpose_kernel(name, x, trained.model.factors) for name, x in arrays.items()}
+    arrays = {name: transpose_kernel(name, x, trained.model.factors) for name, x in arrays.items()}
     if kind == _ANYTHING:
         arrays = _with_biases(arrays)
     metric = model['max_depth'] is not None or (kind == _DPT and with_dinov2)
