@@ -1,11 +1,13 @@
-"""The hook that sees the evaluations of a run and may end it."""
+"""Hooks: `report` sees the evaluations of a run, callbacks each step; both may end it."""
 
 import json
 
 import jax
+import numpy as np
 import pytest
 
 from vit_jax.config import load
+from vit_jax.inference import load as inference_load
 from vit_jax.trainer import train
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('compiled_once')]
@@ -39,3 +41,47 @@ def test_report_ends_a_run(config, tmp_path):
         run(config, tmp_path, lambda step, results: True)
     assert not (tmp_path / 'result.json').exists()
     assert '"step": 10' in (tmp_path / 'metrics.jsonl').read_text().splitlines()[-1]
+
+
+def test_callbacks_see_each_step_log_and_end_a_run(config, tmp_path):
+    """Bit for bit the run without them, up to the step at which one ends it."""
+    steps, results = [], {}
+
+    def watch(loop):
+        steps.append(loop.step)
+        if loop.evaluated:
+            results[loop.step] = loop.results
+
+    def finish(loop):
+        if loop.step == 12:
+            loop.write({'own/double': 2.0 * loop.step})
+            loop.end('enough')
+
+    devices = jax.devices()[:1]
+    found = train.train(config, tmp_path / 'a', devices=devices, callbacks=[watch, finish])
+    assert steps == list(range(1, 13)) and found == results[10]
+    lines = (tmp_path / 'a' / 'metrics.jsonl').read_text().splitlines()
+    assert {'step': 12, 'own/double': 24.0} in map(json.loads, lines)
+    assert json.loads((tmp_path / 'a' / 'result.json').read_text())['ended'] == 'enough'
+    with pytest.raises(train.Preempted):
+        train.train(config, tmp_path / 'b', devices=devices, stop_at=12)
+    names = [folder / 'checkpoints' / '12' for folder in (tmp_path / 'a', tmp_path / 'b')]
+    ours, theirs = (checkpoint_leaves(name) for name in names)
+    assert len(ours) == len(theirs) and all(map(np.array_equal, ours, theirs))
+
+
+def checkpoint_leaves(folder):
+    return jax.tree.leaves(inference_load.read(folder, allowed=['helpers']).variables)
+
+
+def test_an_error_in_a_callback_ends_a_run_that_resumes(config, tmp_path):
+    def fail(loop):
+        if loop.step == 15:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train.train(config, tmp_path, devices=jax.devices()[:1], callbacks=[fail])
+    seen = []
+    options = {'devices': jax.devices()[:1], 'callbacks': [lambda loop: seen.append(loop.step)]}
+    assert train.train(config, tmp_path, **options)['test/accuracy'] >= 0
+    assert seen[-1] == 20 and seen[0] > 1

@@ -88,6 +88,8 @@ class RunOptions:
       devices: Devices to use; all by default.
       report: Function called with the step and the results after evaluations, on every process;
         returns whether to end the run there.
+      callbacks: Functions of the run's `trainer.loop.Loop`, called after each step, on every
+        process, before the state is saved. They may read it, log by `write`, and `end` the run.
       step_timeout: Seconds, see `Watchdog`.
       allowed: Modules that the config of the run that this one starts from may name.
       strict: Fail if the newest checkpoint is damaged, even in a complete run, instead of going
@@ -102,6 +104,7 @@ class RunOptions:
     extend: bool = False
     devices: Sequence[jax.Device] | None = None
     report: Report | None = None
+    callbacks: Sequence[Callable[[Any], object]] = ()
     step_timeout: float | None = None
     allowed: Sequence[str] = ()
     strict: bool = False

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -94,7 +95,9 @@ class Loop:
         stopping = guard.preemption.should_stop
         self.batches = training.data.train_batches(self.step, stopping, self.total)
         self._resumes_unevaluated, self._judged_step = point.unevaluated, point.step
-        self.actions = (self.log, self.evaluate, self.draw, self.save, self.stop)
+        own = [functools.partial(callback, self) for callback in guard.options.callbacks]
+        self.actions: list[Callable[[], object]] = [self.log, self.evaluate, self.draw, *own]
+        self.actions += [self.save, self.stop]
 
     def run(self) -> Outcome:
         """Take the steps to the end.
@@ -260,6 +263,18 @@ class Loop:
         if trouble and isinstance(self.ending, Preempted):
             raise Preempted(f'{trouble}: {self.ending}')
         raise self.ending
+
+    def write(self, metrics: Mapping[str, float]) -> None:
+        """Write metrics of a callback, {'NAME/METRIC': value}, with those of the run."""
+        self.guard.writer.write(self.step, dict(metrics))
+
+    def end(self, reason: str) -> None:
+        """End the run after this step, from a callback: save it as complete.
+
+        The result is that of the newest evaluations.
+        """
+        self.ending = self.ending or Complete(reason)
+        self.log()
 
     def preempted(self, why: str = '') -> Preempted:
         """Return the end of a run that is stopped after `step`; `why` begins its message."""
