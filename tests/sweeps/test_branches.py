@@ -14,7 +14,8 @@ from vit_jax.checkpoints import checkpointer
 from vit_jax.errors import UserError
 from vit_jax.storage import run_folder
 from vit_jax.sweeps import asha, picture, study, worker
-from vit_jax.sweeps.space import Sweep
+from vit_jax.sweeps.cooldowns import cooldowns
+from vit_jax.sweeps.space import Sweep, grid
 from vit_jax.trainer import train
 
 CONFIG = 'tests/helpers/linear.py'
@@ -43,8 +44,10 @@ COMMON = {
 
 @pytest.mark.slow
 def test_a_branch_is_a_run_of_its_length_cooled_down(tmp_path, one_device):
-    alone = BRANCH | {'branch.from': '', 'branch.step': 0}
-    sweep = Sweep(CONFIG, 'test/accuracy', points=[TRUNK, BRANCH, alone], overrides=COMMON)
+    trunk, branch = cooldowns([{'seed': 0}], (6, 8), cooldown=1 / 3)
+    assert branch == BRANCH | {'seed': 0}
+    alone = branch | {'branch.from': '', 'branch.step': 0}
+    sweep = Sweep(CONFIG, 'test/accuracy', points=[trunk, branch, alone], overrides=COMMON)
     study.create(sweep, 'name', folder=tmp_path)
     made = study.open_study('name', folder=tmp_path, allowed=['helpers'])
     assert worker.work(made).failures == []
@@ -57,6 +60,29 @@ def test_a_branch_is_a_run_of_its_length_cooled_down(tmp_path, one_device):
     ]
     assert digests[0] == digests[1]
     assert f'--config.branch.from={made.run_folder(0)}' in picture.command(made, made.trials()[1])
+
+
+def test_each_point_has_one_trunk_and_a_branch_for_each_shorter_length():
+    points = cooldowns(grid({'optim.lr': [0.1, 0.2]}), (100, 200, 400))
+    assert [point['optim.lr'] for point in points] == [0.1, 0.2, 0.1, 0.1, 0.2, 0.2]
+    assert [point['total'] for point in points[2:]] == ['100 steps', '200 steps'] * 2
+    assert {point['checkpoint.keep_steps'] for point in points[:2]} == {'(80, 160)'}
+    assert [asha.trunk_of(point) for point in points] == [None, None, 0, 0, 1, 1]
+    asha.require_trunks(Sweep(CONFIG, 'test/accuracy', points=points))
+
+
+@pytest.mark.parametrize(
+    ('lengths', 'cooldown', 'point', 'message'),
+    [
+        ((4, 2), 0.2, {}, 'rise'),
+        ((1, 8), 0.2, {}, 'no step is left'),
+        ((4, 8), 1.0, {}, 'cooldown=1.0'),
+        ((4, 8), 0.2, {'total': '9 steps'}, 'total'),
+    ],
+)
+def test_lengths_that_cannot_be_cooled_down(lengths, cooldown, point, message):
+    with pytest.raises(UserError, match=message):
+        cooldowns([point], lengths, cooldown)
 
 
 @pytest.fixture
