@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import dataclasses
 import hashlib
@@ -34,6 +35,8 @@ class Hub:
       listed: the list of files has their checksums.
       requests: method and path of all requests so far.
       sent: bytes of large files that were sent.
+      uploaded: large files that were received, by their sha256.
+      card: text of the last model card that was checked.
     """
 
     repos: dict[str, dict[str, dict[str, bytes]]] = dataclasses.field(default_factory=dict)
@@ -46,6 +49,8 @@ class Hub:
     listed: bool = False
     requests: list[str] = dataclasses.field(default_factory=list)
     sent: int = 0
+    uploaded: dict[str, bytes] = dataclasses.field(default_factory=dict)
+    card: str = ''
     url: str = ''
 
     def add(self, repo: str, files: dict[str, bytes], branch: str = 'main') -> str:
@@ -78,6 +83,8 @@ def serve(hub: Hub, cache) -> Iterator[Hub]:
         'HUGGINGFACE_CO_URL_TEMPLATE': hub.url + pattern,
         'HF_HUB_CACHE': str(cache),
         'HF_HUB_OFFLINE': False,
+        'HF_HUB_DISABLE_XET': True,  # uploads by LFS
+        'HF_TOKEN_PATH': f'{cache}/token',
     }
     with pytest.MonkeyPatch.context() as patch:
         for name, value in values.items():
@@ -109,6 +116,66 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if match := _FILE.fullmatch(path):
             return self._file(*match.groups())
         return self._fail(404, '')
+
+    def do_PUT(self):
+        content = self._body()
+        self.hub.uploaded[hashlib.sha256(content).hexdigest()] = content
+        self._send(200, b'', {})
+
+    def do_POST(self):
+        path, body = urllib.parse.urlsplit(self.path).path, self._body()
+        self.hub.requests.append(f'POST {path}')
+        if self.headers.get('Authorization') != f'Bearer {self.hub.token}':
+            return self._fail(401, '')
+        if path == '/api/validate-yaml':
+            self.hub.card = json.loads(body)['content']
+            return self._json({'warnings': [], 'errors': []})
+        if path == '/api/repos/create':
+            asked = json.loads(body)
+            name = f'{asked["organization"]}/{asked["name"]}'
+            if asked['organization'] == 'others':
+                return self._fail(403, '')
+            self.hub.repos.setdefault(name, {'main': {}})
+            return self._json({'url': f'{self.hub.url}/{name}'})
+        if path.endswith('/info/lfs/objects/batch'):
+            objects = json.loads(body)['objects']
+            actions = {'actions': {'upload': {'href': f'{self.hub.url}/put'}}}
+            return self._json({'transfer': 'basic', 'objects': [o | actions for o in objects]})
+        repo = '/'.join(path.split('/')[3:5])
+        if '/preupload/' in path:
+            names = [file['path'] for file in json.loads(body)['files']]
+            modes = {True: 'lfs', False: 'regular'}
+            return self._json(
+                {
+                    'files': [
+                        {'path': n, 'uploadMode': modes[n.endswith(LARGE)], 'shouldIgnore': False}
+                        for n in names
+                    ]
+                }
+            )
+        return self._commit(repo, body)
+
+    def _commit(self, repo, body):
+        files = self.hub.repos[repo]['main']
+        for line in map(json.loads, body.splitlines()):
+            value = line['value']
+            if line['key'] == 'file':
+                files[value['path']] = base64.b64decode(value['content'])
+            if line['key'] == 'lfsFile':
+                files[value['path']] = self.hub.uploaded[value['oid']]
+        oid = commit(files)
+        url = f'{self.hub.url}/{repo}/commit/{oid}'
+        return self._json({'success': True, 'commitOid': oid, 'commitUrl': url})
+
+    def _body(self):
+        if self.headers.get('Transfer-Encoding') == 'chunked':
+            parts = []
+            while size := int(self.rfile.readline(), 16):
+                parts.append(self.rfile.read(size))
+                self.rfile.readline()
+            self.rfile.readline()
+            return b''.join(parts)
+        return self.rfile.read(int(self.headers.get('Content-Length') or 0))
 
     def log_message(self, *args):
         """Silent."""
