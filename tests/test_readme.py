@@ -221,10 +221,11 @@ NEEDED_EXTRAS = {
     'export': 'export',
     'launch sky': 'gcs',
     'preflight': 'preflight',
+    'push': 'hub',
     'sweep create': 'sweep',
     'sweep work': 'sweep',
 }
-WITHOUT_FILES = ('colorize', 'colors', 'pack', 'sample', 'translate', 'vocab')
+WITHOUT_FILES = ('colorize', 'colors', 'pack', 'robustness', 'sample', 'translate', 'vocab')
 
 
 def plain_words(line: str) -> list[str]:

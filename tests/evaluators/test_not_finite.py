@@ -44,6 +44,7 @@ MEASURED = {
     'real': ('probs',),
     'retrieval': ('features', 'text'),
     'several_labels': ('probs',),
+    'subset_accuracy': ('probs',),
     'zero_shot': ('features', '+text'),
 }
 BYTES = {'frechet', 'restoration'}  # measure bytes, and the `finite` of `generate`
@@ -62,6 +63,9 @@ class Source(list):
 
     def annotations(self, index):
         return self[index]
+
+    def labels(self):
+        return LABELS
 
 
 @functools.cache

@@ -217,9 +217,9 @@ def _eval_results(trained: TrainedModel, task: str, results: Mapping[str, float]
 
 def _text(trained: TrainedModel, name: str, library: str, results: Mapping[str, float]) -> str:
     count = sum(leaf.size for leaf in jax.tree.leaves(trained.params))
-    size = ' for images of {1} x {0} pixels'.format(*trained.image_size or ()) * bool(
-        trained.image_size
-    )
+    size = ''
+    if trained.image_size:
+        size = ' for images of {1} x {0} pixels'.format(*trained.image_size)
     steps = '' if trained.step is None else f', {trained.step:,} steps'
     uses = [USE[library]] if library == OWN else [USE[library], LOAD]
     blocks = [f'```python\n{text.format(repo=name)}\n```' for text in uses]

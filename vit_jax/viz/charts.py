@@ -1,4 +1,4 @@
-"""Charts of measurements: chip costs, coordinate checks, goodput, detections and confusion."""
+"""Charts of measurements: costs, coordinates, goodput, detections, confusion, robustness."""
 
 from __future__ import annotations
 
@@ -285,3 +285,62 @@ def _add_share_bar(axes: Axes, image: AxesImage) -> None:
     bar.set_label('share of the class', color=figures.FAINT)
     bar.outline.set_visible(False)
     bar.ax.tick_params(colors=figures.FAINT, labelsize=8, length=0)
+
+
+def draw_robustness(
+    rows: Sequence[Mapping[str, Any]], errors: Mapping[str, float], title: str
+) -> Figure:
+    """Draw the accuracy on each set, and the error by corruption and severity.
+
+    Args:
+      rows: `set`, `corruption`, `severity` and `accuracy`, see `trainer.robustness.measure`.
+      errors: Corruption errors by corruption, and `mCE`, see `trainer.robustness`.
+      title: Title of the picture.
+    """
+    whole = [row for row in rows if not row['corruption']]
+    corruptions = list(dict.fromkeys(row['corruption'] for row in rows if row['corruption']))
+    shapes = [(draw, items) for draw, items in ((_draw_sets, whole), (_draw_errors, rows)) if items]
+    if not corruptions:
+        shapes = shapes[:1]
+    height = max(0.42 * len(whole), 0.34 * len(corruptions)) + 1.5
+    figure = Figure(figsize=(5.6 * len(shapes), max(height, 2.2)), layout='constrained')
+    panels = figure.subplots(1, len(shapes), squeeze=False)[0]
+    for axes, (draw, items) in zip(panels, shapes, strict=True):
+        draw(axes, items, errors)
+    figures.heading(figure, title, fontweight='bold')
+    return figure
+
+
+def _draw_sets(axes: Axes, rows: Sequence[Mapping[str, Any]], errors: Mapping[str, float]) -> None:
+    del errors
+    bars = axes.barh(range(len(rows)), [row['accuracy'] for row in rows], color=figures.COLORS[0])
+    axes.bar_label(bars, [f'{row["accuracy"]:.3f}' for row in rows], padding=3, fontsize=8)
+    axes.set_yticks(range(len(rows)), [row['set'] for row in rows])
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.12)
+    figures.style(axes, 'accuracy')
+
+
+def _draw_errors(
+    axes: Axes, rows: Sequence[Mapping[str, Any]], errors: Mapping[str, float]
+) -> None:
+    corrupted = [row for row in rows if row['corruption']]
+    names = list(dict.fromkeys(row['corruption'] for row in corrupted))
+    levels = sorted({row['severity'] for row in corrupted})
+    table = np.full((len(names), len(levels)), np.nan)
+    for row in corrupted:
+        table[names.index(row['corruption']), levels.index(row['severity'])] = 1 - row['accuracy']
+    mean = f', mCE {errors["mCE"]:.3f}' if 'mCE' in errors else ''
+    figures.style(axes, f'error by severity{mean}')
+    axes.grid(visible=False)
+    axes.imshow(table, cmap=SHARES, vmin=0, vmax=1, aspect='auto', interpolation='nearest')
+    for row, column in np.argwhere(np.isfinite(table)):
+        color = 'white' if table[row, column] > 0.75 else figures.INK
+        text = f'{table[row, column]:.2f}'
+        axes.text(column, row, text, ha='center', va='center', fontsize=7, color=color)
+    labels = [
+        name.replace('_', ' ') + (f'  CE {errors[name]:.2f}' if name in errors else '')
+        for name in names
+    ]
+    axes.set_yticks(range(len(names)), labels)
+    axes.set_xticks(range(len(levels)), [str(level) for level in levels])
