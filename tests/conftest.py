@@ -266,7 +266,7 @@ def one_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # What a run computes hangs on these sections, on the shapes of its batches and on its length.
-COMPUTED = ('seed', 'batch_size', 'model', 'task', 'optim', 'step')
+COMPUTED = ('seed', 'batch_size', 'model', 'task', 'optim', 'step', 'lora')
 
 
 @pytest.fixture(scope='module')

@@ -70,6 +70,79 @@ def test_a_merged_kernel_is_the_sum_of_the_paper(scan):
     np.testing.assert_allclose(out, expected, atol=1e-6)
 
 
+def block_of(params, number, scan):
+    name = 'blocks' if scan else f'block_{number}'
+    return jax.tree.map(lambda x: np.array(x[number] if scan else x), params['encoder'][name])
+
+
+@pytest.mark.parametrize('scan', [False, True])
+def test_layers_with_factors_compute_what_ia3_does(scan):
+    """(W x + b) l, and W (x l) + b in the second layer of an MLP, in PyTorch."""
+    torch = pytest.importorskip('torch')
+    _, _, params = made({'method': 'ia3'}, scan=scan)
+    merged = lora.merge_adapters(params, 1.0)
+    old, new = (block_of(tree, 1, scan) for tree in (params, merged))
+    x = torch.from_numpy(np.random.default_rng(0).normal(size=(5, 24)).astype(np.float32))
+    fc2 = old['mlp']['fc2']
+    factor = torch.from_numpy(fc2['lora']['kernel']['input_factor'])
+    expected = (x * factor) @ torch.from_numpy(fc2['kernel']) + torch.from_numpy(fc2['bias'])
+    found = x.numpy() @ new['mlp']['fc2']['kernel'] + new['mlp']['fc2']['bias']
+    np.testing.assert_allclose(found, expected.numpy(), atol=1e-6)
+    qkv, x = old['attention']['qkv'], x[:, :16]
+    found = np.einsum('nd,dphk->nphk', x, new['attention']['qkv']['kernel'])
+    found += new['attention']['qkv']['bias']
+    for part, letter in enumerate(('query', 'key', 'value')):
+        w, b = (torch.from_numpy(qkv[leaf]) for leaf in ('kernel', 'bias'))
+        expected = torch.einsum('nd,dhk->nhk', x, w[:, part]) + b[part]
+        if letter in qkv['lora']:
+            expected *= torch.from_numpy(qkv['lora'][letter]['factor'])
+        np.testing.assert_allclose(found[:, part], expected.numpy(), atol=1e-6)
+    assert qkv['lora'].keys() == {'key', 'value'}
+
+
+@pytest.mark.parametrize('scan', [False, True])
+def test_vectors_of_vera_scale_matrices_that_layers_share(scan):
+    """W x + b * B (d * A x), as in peft's layers, in PyTorch."""
+    torch = pytest.importorskip('torch')
+    _, _, params = made({'method': 'vera', 'rank': 6}, scan=scan)
+    merged = lora.merge_adapters(params, 1.0)
+    first, second = (torch.from_numpy(np.array(m)) for m in lora.shared_matrices(16, 16, 6))
+    assert 0.2 < first.abs().max() <= 0.25 and second.abs().max() <= 6**-0.5
+    x = torch.from_numpy(np.random.default_rng(0).normal(size=(5, 16)).astype(np.float32))
+    for block in range(2):
+        old, new = (block_of(tree, block, scan) for tree in (params, merged))
+        qkv = old['attention']['qkv']
+        d, b = (torch.from_numpy(qkv['lora']['value'][f'lambda_{leaf}']) for leaf in 'db')
+        plain = torch.einsum('nd,dhk->nhk', x, torch.from_numpy(qkv['kernel'][:, 2]))
+        expected = plain + ((x @ first * d) @ second).reshape(plain.shape) * b
+        found = np.einsum('nd,dhk->nhk', x, new['attention']['qkv']['kernel'][:, 2])
+        np.testing.assert_allclose(found, expected.numpy(), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ('options', 'fields', 'leaf', 'count'),
+    [
+        ({'method': 'bitfit'}, {}, 'bias', 2 * 6 + 2),
+        ({'method': 'prompts'}, {'registers': 3}, 'register_tokens', 1),
+        ({'method': 'ia3'}, {}, 'factor', 2 * 3),
+        ({'method': 'vera', 'rank': 4}, {}, 'lambda_b', 2 * 2),
+    ],
+)
+def test_each_method_starts_as_the_checkpoint_and_trains_little(options, fields, leaf, count):
+    _, adapters, params = made(options, **fields)
+    plain = adapters.without(params)
+    first = adapters.extend({'params': plain}, 0)['params']
+    merged = lora.merge_adapters(first, 1.0)
+    for path, values in param_paths(plain).items():
+        np.testing.assert_array_equal(param_paths(merged)[path], values, err_msg=path)
+    own, base = (param_paths(tree) for tree in adapters.split(params))
+    assert sum(path.endswith(leaf) for path in own if not path.startswith('head/')) == count
+    assert {p for p in own if '/lora/' not in p and not p.endswith(leaf)} == {'head/kernel'} | (
+        set() if leaf == 'bias' else {'head/bias'}
+    )
+    assert own.keys() | base.keys() == param_paths(params).keys()
+
+
 def test_only_adapters_the_head_and_what_is_named_train():
     _, adapters, params = made({'rank': 2, 'train': ('encoder/norm',)})
     own, base = (param_paths(tree) for tree in adapters.split(params))
@@ -140,6 +213,11 @@ def test_a_step_changes_what_trains_and_nothing_else():
         ({'rank': 2, 'layers': 'fc1'}, r"write a tuple, \('fc1',\)"),
         ({'rank': 2, 'alpha': -1.0}, 'config.lora.alpha=-1.0'),
         ({'rank': -1}, 'config.lora.rank=-1'),
+        ({'method': 'ia4'}, "'ia3'"),
+        ({'method': 'ia3', 'rank': 2}, "config.lora.method='ia3': has no rank"),
+        ({'method': 'vera'}, "config.lora.method='vera': set rank"),
+        ({'method': 'vera', 'rank': 2, 'dora': True}, 'dora is an option of lora'),
+        ({'method': 'prompts'}, 'config.model.registers'),
     ],
 )
 def test_a_mistake_is_named(options, message):

@@ -1,5 +1,6 @@
 """Runs of adapters: what they save, that they resume exactly, and the models that they make."""
 
+import re
 import shutil
 
 import jax
@@ -87,6 +88,37 @@ def test_a_run_saves_what_it_trains_alone(run, base):
     np.testing.assert_array_equal(
         now[f'{block}/attention/qkv/kernel'][:, 1], before[f'{block}/attention/qkv/kernel'][:, 1]
     )
+
+
+OWN = {  # method: options, and the parameters of the complete model that change
+    'ia3': ({}, 'attention/qkv/(kernel|bias)|mlp/fc2/kernel'),
+    'vera': ({'rank': 4}, 'attention/qkv/kernel'),
+    'bitfit': ({}, 'bias$'),
+    'prompts': ({}, 'register_tokens'),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('method', OWN)
+def test_other_methods_train_load_and_convert(method, base, tmp_path):
+    options, pattern = OWN[method]
+    config = config_of(base)
+    with config.unlocked():
+        config.lora = {'method': method, **options}
+        if method == 'prompts':
+            config.model.registers = 2
+    train.train(config, tmp_path / 'run', devices=jax.devices()[:1])
+    now = param_paths(vit_jax.load(tmp_path / 'run')[1]['params'])
+    before = param_paths(vit_jax.load(base)[1]['params'])
+    changed = {p for p in now if p not in before or (np.asarray(now[p]) != before[p]).any()}
+    assert all(re.search(pattern, path) or path.startswith('head/') for path in changed)
+    assert any(re.search(pattern, path) for path in changed if not path.startswith('head/'))
+    assert main(['convert', str(tmp_path / 'run'), f'peft:{tmp_path / "adapters"}']) == 2
+    if method != 'prompts':
+        assert main(['convert', str(tmp_path / 'run'), str(tmp_path / 'whole.npz')]) == 0
+        there = param_paths(vit_jax.load(tmp_path / 'whole.npz')[1]['params'])
+        for path, values in now.items():
+            np.testing.assert_array_equal(there[path], values, err_msg=path)
 
 
 def test_a_stopped_run_resumes_exactly(run, base, tmp_path):

@@ -137,7 +137,7 @@ def from_config(config: Any, image_size: int | None, channels: int | None) -> In
     example = benchmark.blank_example(spec)
     variables = jax.eval_shape(lambda: step.init_variables(model, task, example, 0))
     settings, remarks = section(config, Lora), []
-    if settings.rank:
+    if settings.is_used:
         adapters, params = lora.make_adapters(settings, model, variables['params'])
         variables, remarks = {**variables, 'params': params}, adapters.remarks(params)
     return InspectedModel(config, variables, spec, remarks=remarks)

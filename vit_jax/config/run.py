@@ -25,6 +25,9 @@ MAX_STEPS = 2**31 - 1  # the state counts them in an int32
 MAX_EVAL_SHARE = 10  # evaluations take at most one tenth of the time
 TRAIN_TO_EVAL = 3  # a backward pass costs about two forward passes
 COOLDOWNS = ('line', 'product')
+# Methods of `config.lora`, and whether they have a rank.
+LORA_METHODS = {'lora': True, 'vera': True, 'ia3': False, 'bitfit': False, 'prompts': False}
+LORA_LAYERS = ('(query|value)/kernel$',)
 POSEMBS = ('bilinear', 'bicubic', 'antialiased')
 
 _FROM = {'key': 'from'}  # metadata of a field whose key is a keyword of Python
@@ -498,17 +501,20 @@ class Branch:
 
 @dataclass(frozen=True, kw_only=True)
 class Lora:
-    """Low-rank adapters that fine-tune the checkpoint `config.init.from`; see `vit_jax.optim.lora`.
+    """Adapters that fine-tune the checkpoint `config.init.from`; see `vit_jax.optim.lora`.
 
     Only they, the head and the parameters of `train` have gradients, and are saved. The checkpoint
     is read again when the run resumes or is loaded, and has to be the same, by its digest.
     """
 
-    rank: int = 0  # columns of A; 0 for no adapters
+    # `lora`; `vera`, which trains two vectors between random matrices of `rank`; `ia3`, factors of
+    # outputs, and of the inputs of `fc2`; `bitfit`, all biases; `prompts`, `model.registers` tokens
+    method: str = 'lora'
+    rank: int = 0  # columns of A; 0 for no adapters, or a method without a rank
     alpha: float | None = None  # A B is multiplied by alpha / rank; None for `rank`
     # patterns of the kernels that are adapted. The parts of fused projections have paths of their
-    # own, such as `block_0/attention/query/kernel`
-    layers: Sequence[str] = ('(query|value)/kernel$',)
+    # own, such as `block_0/attention/query/kernel`. `ia3` adapts keys, values and `fc2` by default
+    layers: Sequence[str] = LORA_LAYERS
     train: Sequence[str] = ()  # patterns of further parameters to train, such as `('norm',)`
     dora: bool = False  # whether each output has a magnitude, as in DoRA
 
@@ -516,11 +522,24 @@ class Lora:
         at_least(0, rank=self.rank)
         require(self.alpha is None or self.alpha > 0, f'alpha={self.alpha}: must be positive')
         require_tuples(layers=self.layers, train=self.train)
+        if self.method not in LORA_METHODS:
+            raise UserError(nearest('method', self.method, LORA_METHODS))
+        has_rank, given = LORA_METHODS[self.method], f'method={self.method!r}'
+        require(has_rank or not self.rank, f'{given}: has no rank; leave rank out')
+        require(self.rank > 0 or self.method != 'vera', f'{given}: set rank, such as 256')
+        is_lora = self.method == 'lora'
+        require(is_lora or not self.dora, f'{given}: dora is an option of lora')
+        require(is_lora or self.alpha is None, f'{given}: alpha is an option of lora')
+
+    @property
+    def is_used(self) -> bool:
+        """Whether the run trains adapters."""
+        return self.rank > 0 or not LORA_METHODS[self.method]
 
     @property
     def scale(self) -> float:
         """Factor of A B."""
-        return (self.rank if self.alpha is None else self.alpha) / self.rank
+        return 1.0 if self.alpha is None else self.alpha / self.rank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -570,7 +589,7 @@ class Run(Inference):
     parallel: Parallel = Parallel()  # the layout of arrays on the devices
     init: Init = Init()  # the checkpoint that the run takes its first parameters from
     branch: Branch = Branch()  # the run whose whole state is continued
-    lora: Lora = Lora()  # low-rank adapters, which are trained instead of the whole model
+    lora: Lora = Lora()  # adapters, which are trained instead of the whole model
     early_stop: EarlyStop = EarlyStop()  # condition for ending the run before its total
     # receivers of the metrics besides the run folder: `tensorboard`, `wandb`, `mlflow`, `trackio`,
     # or dotted names of your own modules, see `vit_jax.writers`
@@ -582,7 +601,7 @@ class Run(Inference):
         require(amount > 0, f'total={self.total!r}: must be positive')
         if self.branch.folder and self.init.checkpoint:
             raise UserError('init.from: a run starts from config.branch or config.init, not both')
-        if self.lora.rank:
+        if self.lora.rank or self.lora.method != 'lora':
             self._check_adapters()
         for name, entry in self.evals.items():
             if entry.ema_decay not in (None, 0, *self.step.ema_decays):
@@ -592,7 +611,8 @@ class Run(Inference):
                 )
 
     def _check_adapters(self) -> None:
-        rank = f'lora.rank={self.lora.rank}'
+        lora = self.lora
+        rank = f'lora.rank={lora.rank}' if lora.rank else f'lora.method={lora.method}'
         if self.init.checkpoint == '':
             raise UserError(f'{rank}: adapters need a checkpoint: name it by config.init.from')
         if self.step.ema_decay:

@@ -360,7 +360,7 @@ def _read_run(
         spec=kinds[-1][1] if kinds else {},
     )
     trained = trained.adapted(model=trained.model)  # with defaults of missing keywords
-    if not section(config, Lora).rank:
+    if not section(config, Lora).is_used:
         return trained
     from vit_jax.inference import adapted  # imported here, since few runs have adapters
 

@@ -151,8 +151,12 @@ def write(imported: TrainedModel, folder_path: str) -> tuple[str, ...]:
     _, variables, meta = checkpointer.load_variables(folder, imported.step)
     config = from_dict(dict(meta['config']))
     options = section(config, Lora)
-    if not options.rank:
+    if not options.is_used:
         raise UserError(f'{imported.path}: only runs with config.lora have adapters to write')
+    if options.method != 'lora':
+        raise UserError(
+            f'{imported.path}: only adapters of lora are written for peft, not of {options.method}'
+        )
     adapter_params = unroll(param_paths(variables['params']))
     layers, modules = _names(imported, adapter_params)
     arrays = {_PREFIX + name: array for name, array in _matrices(adapter_params, layers).items()}

@@ -1,9 +1,13 @@
-"""Low-rank adaptation: fine-tuning trains small adapters of frozen kernels.
+"""Fine-tuning trains small adapters of frozen kernels, or a few of the parameters.
 
 LoRA (Hu et al., 2021, arXiv:2106.09685) replaces a kernel W by W + alpha / rank A B, with A of
 `rank` columns and B of `rank` rows, zero at the start. DoRA (Liu et al., 2024, arXiv:2402.09353,
 equation 5) gives each output a magnitude m and the direction of that sum; as in section 4.3, the
-norm in the denominator has no gradient.
+norm in the denominator has no gradient. VeRA (Kopiczko et al., 2024, arXiv:2310.11454, equation 2)
+trains only two vectors, W + A diag(d) B diag(b), between random A and B that layers of one size
+share. IA3 (Liu et al., 2022, arXiv:2205.05638, section 3.3) multiplies outputs, and the inputs of
+an MLP's second layer, by learned factors. BitFit (Ben Zaken et al., 2022, arXiv:2106.10199) trains
+biases, and prompts (VPT-shallow, Jia et al., 2022, arXiv:2203.12119) tokens beside the patches.
 
 Adapters are leaves of the parameter tree next to their kernel, `fc1/lora/kernel/a`. A fused
 attention projection, `qkv`, has one adapter per part: `qkv/lora/query/a`. Kernels are replaced
@@ -24,16 +28,28 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import traverse_util
+from jax import Array
 
-from vit_jax.config.run import Lora
+from vit_jax.array_types import Float
+from vit_jax.config.run import LORA_LAYERS, Lora
 from vit_jax.errors import UserError
 from vit_jax.optim.muon import TO_HEADS, is_stacked, kernel_axes
 from vit_jax.tree_paths import param_paths
 
 PyTree = Any
-LORA, WHOLE = 'lora', 'kernel'  # names in the tree
+LORA, WHOLE, BIAS = 'lora', 'kernel', 'bias'  # names in the tree
 PARTS = {'q': 'query', 'k': 'key', 'v': 'value'}
-LEAF = re.compile(rf'(^|/){LORA}/\w+/(a|b|magnitude)$')
+LEAVES = 'a|b|magnitude|lambda_d|lambda_b|factor|input_factor'
+LEAF = re.compile(rf'(^|/){LORA}/\w+/({LEAVES})$')
+IA3_LAYERS = ('(key|value)/kernel$', r'\bfc2/kernel$')
+SECOND_OF_MLP = re.compile(r'\bfc2/kernel$')
+TRAINED = {'bitfit': r'(^|/)bias$', 'prompts': r'(^|/)register_tokens$'}
+TITLES = {
+    **{'lora': 'LoRA', 'vera': 'VeRA', 'ia3': 'IA3', 'bitfit': 'BitFit'},
+    'prompts': 'visual prompts',
+}
+SHARED_KEY = 0  # of VeRA's random matrices
+INITIAL_D = 0.1
 
 
 class Part(NamedTuple):
@@ -90,7 +106,8 @@ def is_kernel(path: str, leaf: Any) -> bool:
 def add(params: PyTree, options: Lora, key: jax.Array) -> PyTree:
     """Add initial adapters to parameters, which do not change the model's outputs.
 
-    A is uniform in +-1 / sqrt(inputs), as in `peft`; B is zero.
+    As in `peft`, A is uniform in +-1 / sqrt(inputs) and B zero, factors are one, and VeRA's d 0.1
+    and b zero. BitFit and prompts add none.
 
     Args:
       params: Parameters of the model.
@@ -101,15 +118,16 @@ def add(params: PyTree, options: Lora, key: jax.Array) -> PyTree:
       UserError: for a pattern that matches no kernel.
     """
     flat = traverse_util.flatten_dict(dict(params), sep='/')
-    unused = {*options.layers}
+    patterns = kernel_patterns(options)
+    unused = {*patterns}
     for path, kernel in param_paths(params).items():
         for name, part in parts(path, kernel) if is_kernel(path, kernel) else ():
-            if not (matches := {pattern for pattern in options.layers if _matches(pattern, name)}):
+            if not (matches := {pattern for pattern in patterns if _matches(pattern, name)}):
                 continue
             unused -= matches
             place = f'{path.removesuffix("/kernel")}/{LORA}/{part.name}'
             part_key = jax.random.fold_in(key, zlib.crc32(name.encode()))
-            leaves = _initial_leaves(part, kernel, options, part_key)
+            leaves = _initial_leaves(part, kernel, options, part_key, name)
             flat |= {f'{place}/{leaf}': value for leaf, value in leaves.items()}
     if unused:
         kernels = (pair for pair in param_paths(params).items() if is_kernel(*pair))
@@ -120,6 +138,14 @@ def add(params: PyTree, options: Lora, key: jax.Array) -> PyTree:
     return traverse_util.unflatten_dict(flat, sep='/')
 
 
+def kernel_patterns(options: Lora) -> tuple[str, ...]:
+    """Return the patterns of the adapted kernels; none for methods without adapters."""
+    if options.method in TRAINED:
+        return ()
+    is_default = tuple(options.layers) == LORA_LAYERS
+    return IA3_LAYERS if options.method == 'ia3' and is_default else tuple(options.layers)
+
+
 def _matches(pattern: str, path: str) -> bool:
     try:
         return re.search(pattern, path) is not None
@@ -127,7 +153,18 @@ def _matches(pattern: str, path: str) -> bool:
         raise UserError(f'config.lora: {pattern!r} is not a regex: {error}') from None
 
 
-def _initial_leaves(part: Part, kernel: Any, options: Lora, key: jax.Array) -> dict[str, jax.Array]:
+def _initial_leaves(
+    part: Part, kernel: Any, options: Lora, key: jax.Array, name: str
+) -> dict[str, jax.Array]:
+    if options.method == 'ia3':
+        if SECOND_OF_MLP.search(name):
+            return {'input_factor': jnp.ones((*part.stack, *part.inputs), jnp.float32)}
+        return {'factor': jnp.ones((*part.stack, *part.outputs), jnp.float32)}
+    if options.method == 'vera':
+        return {
+            'lambda_d': jnp.full((*part.stack, options.rank), INITIAL_D, jnp.float32),
+            'lambda_b': jnp.zeros((*part.stack, *part.outputs), jnp.float32),
+        }
     limit = math.prod(part.inputs) ** -0.5
     shape = (*part.stack, *part.inputs, options.rank)
     leaves = {
@@ -159,7 +196,10 @@ def _merge_below(params: Mapping[str, PyTree], scale: float, above: str) -> dict
         if name != LORA
     }
     if LORA in params:
-        merged[WHOLE] = _merge_kernel(f'{above}{WHOLE}', params[WHOLE], params[LORA], scale)
+        path = f'{above}{WHOLE}'
+        merged[WHOLE] = _merge_kernel(path, params[WHOLE], params[LORA], scale)
+        if BIAS in params:
+            merged[BIAS] = _merge_bias(path, params[WHOLE], params[BIAS], params[LORA])
     return merged
 
 
@@ -177,7 +217,45 @@ def _merge_kernel(path: str, kernel: Any, adapters: Mapping[str, Any], scale: fl
     return jnp.stack(matrices, axis=len(kernel_parts[0].stack) + len(kernel_parts[0].inputs))
 
 
+def _merge_bias(path: str, kernel: Any, bias: Any, adapters: Mapping[str, Any]) -> jax.Array:
+    """Multiply a bias by the factors of its outputs (IA3); other adapters leave it."""
+    if not any('factor' in adapter for adapter in adapters.values()):
+        return bias
+    kernel_parts = [part for _, part in parts(path, kernel)]
+    if kernel_parts[0].number is None:
+        return bias * adapters[WHOLE]['factor']
+    axis = len(kernel_parts[0].stack)
+    biases = jnp.moveaxis(bias, axis, 0)
+    factors = (adapters.get(part.name, {}).get('factor', 1.0) for part in kernel_parts)
+    return jnp.stack([one * factor for one, factor in zip(biases, factors, strict=True)], axis)
+
+
+def shared_matrices(
+    inputs: int, outputs: int, rank: int
+) -> tuple[Float[Array, 'I r'], Float[Array, 'r O']]:
+    """Draw VeRA's random matrices, uniform in +-1 / sqrt(inputs) and +-1 / sqrt(rank)."""
+    key = jax.random.key(SHARED_KEY, impl='threefry2x32')
+    a_key, b_key = (jax.random.fold_in(key, size) for size in (inputs, 2**20 + outputs))
+    limits = inputs**-0.5, rank**-0.5
+    a = jax.random.uniform(a_key, (inputs, rank), jnp.float32, -limits[0], limits[0])
+    b = jax.random.uniform(b_key, (rank, outputs), jnp.float32, -limits[1], limits[1])
+    return a, b
+
+
 def _merge_part(part: Part, matrix: Any, adapter: Mapping[str, Any], scale: float) -> jax.Array:
+    if 'factor' in adapter:
+        return matrix * jnp.expand_dims(adapter['factor'], part.columns)
+    if 'input_factor' in adapter:
+        rows = adapter['input_factor']
+        return matrix * rows.reshape(*rows.shape, *[1] * len(part.outputs))
+    if 'lambda_d' in adapter:
+        d, b = adapter['lambda_d'], adapter['lambda_b']
+        first, second = shared_matrices(
+            math.prod(part.inputs), math.prod(part.outputs), d.shape[-1]
+        )
+        second = second * b.reshape(*part.stack, 1, -1)
+        product = jnp.matmul(d[..., None, :] * first, second, precision=jax.lax.Precision.HIGHEST)
+        return matrix + product.reshape(part.shape)
     a, b = adapter['a'], adapter['b']
     a = a.reshape(*part.stack, -1, a.shape[-1])
     b = b.reshape(*part.stack, a.shape[-1], -1)
@@ -210,7 +288,12 @@ class Adapters:
     options: Lora
     held: frozenset[str]
 
-    without = staticmethod(without)
+    def without(self, params: PyTree) -> PyTree:
+        """Return parameters, or their shapes, that the checkpoint has: no adapters or prompts."""
+        flat = traverse_util.flatten_dict(without(params), sep='/')
+        new = TRAINED['prompts'] if self.options.method == 'prompts' else '$.'
+        held = {path: leaf for path, leaf in flat.items() if not re.search(new, path)}
+        return traverse_util.unflatten_dict(held, sep='/')
 
     @property
     def pattern(self) -> str:
@@ -244,15 +327,16 @@ class Adapters:
         """Describe how many parameters are trained."""
         sizes = {path: leaf.size for path, leaf in param_paths(params).items()}
         trained = sum(size for path, size in sizes.items() if path not in self.held)
-        kind = 'DoRA' if self.options.dora else 'LoRA'
-        return [f'{kind} of rank {self.options.rank}: {trained:,} parameters are trained and saved']
+        kind = 'DoRA' if self.options.dora else TITLES[self.options.method]
+        rank = f' of rank {self.options.rank}' if self.options.rank else ''
+        return [f'{kind}{rank}: {trained:,} parameters are trained and saved']
 
 
 def make_adapters(lora: Lora, model: Any, params: PyTree) -> tuple[Adapters, PyTree]:
     """Make the adapters of a run, and the shapes of its parameters with them.
 
     Args:
-      lora: `config.lora`, with a rank above 0.
+      lora: `config.lora`, which adapts something.
       model: Linen module, whose head is trained.
       params: Shapes of its parameters.
 
@@ -261,11 +345,17 @@ def make_adapters(lora: Lora, model: Any, params: PyTree) -> tuple[Adapters, PyT
     """
     params = jax.eval_shape(lambda frozen_paths: add(frozen_paths, lora, jax.random.key(0)), params)
     paths = param_paths(params)
+    if not any(_matches(TRAINED.get(lora.method, ''), path) for path in paths):
+        needed = ': set config.model.registers' if lora.method == 'prompts' else ''
+        raise UserError(
+            f'config.lora.method={lora.method}: the model has no such parameter{needed}'
+        )
     for pattern in lora.train:
         if not any(_matches(pattern, path) for path in paths):
             raise UserError(f'config.lora.train: {pattern!r} matches no parameter')
     heads = (f'^{re.escape(head)}/' for head in model.head_layers)
-    trained_patterns = (LEAF.pattern, *heads, *lora.train)
+    own = (TRAINED[lora.method],) if lora.method in TRAINED else ()
+    trained_patterns = (LEAF.pattern, *own, *heads, *lora.train)
     frozen_paths = [
         path for path in paths if not any(_matches(pattern, path) for pattern in trained_patterns)
     ]

@@ -321,7 +321,7 @@ class PreparedSteps:
         )
 
     def _adapters(self, spec: Spec) -> Adapters | None:
-        if not self.run.lora.rank:
+        if not self.run.lora.is_used:
             return None
         from vit_jax.optim import lora
 

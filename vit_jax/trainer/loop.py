@@ -95,8 +95,9 @@ class Loop:
         stopping = guard.preemption.should_stop
         self.batches = training.data.train_batches(self.step, stopping, self.total)
         self._resumes_unevaluated, self._judged_step = point.unevaluated, point.step
-        own = [functools.partial(callback, self) for callback in guard.options.callbacks]
-        self.actions: list[Callable[[], object]] = [self.log, self.evaluate, self.draw, *own]
+        self.actions: list[Callable[[], object]] = [self.log, self.evaluate, self.draw]
+        for callback in guard.options.callbacks:
+            self.actions.append(functools.partial(callback, self))
         self.actions += [self.save, self.stop]
 
     def run(self) -> Outcome:

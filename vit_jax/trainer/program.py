@@ -295,12 +295,13 @@ def with_mup(draft: Draft) -> Draft:
 
 
 def with_lora(draft: Draft) -> Draft:
-    """Train adapters of low rank instead of the parameters that they adapt, given a rank."""
-    if not draft.run.lora.rank:
+    """Train adapters instead of the parameters that they adapt, if `config.lora` has any."""
+    options = draft.run.lora
+    if not options.rank and options.method == 'lora':
         return draft
     from vit_jax.optim import lora  # here, as few runs have adapters
 
-    adapters, params = lora.make_adapters(draft.run.lora, draft.model, draft.params)
+    adapters, params = lora.make_adapters(options, draft.model, draft.params)
     freeze = (*draft.optim.freeze, adapters.pattern)
 
     def initialize(loaded: Mapping[str, Any]) -> dict[str, PyTree]:
