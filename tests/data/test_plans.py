@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from helpers import loading
 from helpers.packed_vit.data import cut
+from PIL import Image
 
 from vit_jax.config.origin import dotted_names
 from vit_jax.config.run import Data
@@ -246,3 +247,27 @@ def test_repeated_augmentation():
 def test_repeats_divide_the_batch(times):
     with pytest.raises(UserError, match=f'times={times}'):
         opened('images', f'repeated(times={times})', batch_size=6)
+
+
+def test_progressive_resizing():
+    """The examples of `fixed` in their order, at the size of the stage; whole in evaluation."""
+    dataset = opened('images', 'progressive(sizes=(4, 6, 8), starts=(2, 3))', seed=1)
+    plain = opened('images', 'fixed', seed=1)
+    pairs = list(zip(take(dataset, 5), take(plain, 5), strict=True))
+    assert [batch['image'].shape[1:3] for batch, _ in pairs] == [(4, 4)] * 2 + [(6, 6)] + [
+        (8, 8)
+    ] * 2
+    for batch, whole in pairs:
+        np.testing.assert_array_equal(batch['index'], whole['index'])
+        side = batch['image'].shape[1]
+        for small, image in zip(batch['image'], whole['image'], strict=True):
+            pillow = Image.fromarray(image).resize((side, side), Image.Resampling.BILINEAR)
+            np.testing.assert_array_equal(small, np.asarray(pillow))
+    assert dataset.spec['image'].shape == (8, 8, 3)
+    assert dataset.shapes[-1].spec['image'].shape == (8, 8, 3)
+
+
+@pytest.mark.parametrize('options', ['sizes=(4, 6), starts=()', 'sizes=(4, 6, 8), starts=(3, 2)'])
+def test_stages_have_sizes_and_rising_starts(options):
+    with pytest.raises(UserError, match='starts='):
+        opened('images', f'progressive({options})')
