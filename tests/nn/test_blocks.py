@@ -129,6 +129,8 @@ def test_scanned_encoder_equals_the_unrolled_one(remat):
         pytest.param(True, 'dots', marks=pytest.mark.long),
         pytest.param(False, 'dots', marks=pytest.mark.long),
         pytest.param(True, 'nothing', marks=pytest.mark.long),
+        pytest.param(True, 'offload', marks=pytest.mark.long),
+        pytest.param(False, 'offload', marks=pytest.mark.long),
     ],
 )
 def test_recomputation_changes_neither_values_nor_gradients(scan, remat):

@@ -35,6 +35,15 @@ def test_each_policy_keeps_the_products_that_it_names(remat, widths, capsys):
     assert not [line for line in kept if '[2,2,5,5]' in line], 'the weights of attention'
 
 
+def test_offloading_keeps_the_named_values_on_the_host():
+    block = functools.partial(Block, num_heads=2, mlp_dim=32)
+    layer, x = Encoder(block, 1, remat='offload', final_norm=False), jnp.zeros((2, 5, 16))
+    shapes = jax.eval_shape(layer.init, jax.random.key(0), x)
+    program = str(jax.make_jaxpr(jax.grad(lambda p: layer.apply(p, x).sum()))(shapes))
+    found = re.findall(r'f32<host>\[2,5,(\d+)\] = device_put', program)
+    assert sorted(map(int, found)) == [16, 32]
+
+
 def test_of_configs_old_and_new():
     def remat(*overrides):
         return load.load('experiments/vit/digits.py:smoke', overrides).model.remat

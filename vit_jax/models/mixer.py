@@ -76,7 +76,8 @@ class Model(base.Model):
       block: Options of the blocks, see `DropPathFields`; `gelu` is 'tanh' for the authors' models,
         'erf' for timm's.
       scan: One scanned block instead of `depth` unrolled ones; see `Encoder`.
-      remat: Recomputation in the backward pass: False, 'dots', 'names' or 'nothing' (True).
+      remat: Recomputation in the backward pass: False, 'dots', 'names', 'nothing' (True) or
+        'offload'.
       dtype: Computation dtype. Parameters and layer norm statistics stay float32.
 
     Raises:

@@ -55,7 +55,8 @@ class Model(base.Model):
       dropout: Dropout rate after the positions and each dense layer of an MLP.
       head_bias: Initial value of the head's biases.
       block: Options of the blocks, see `DropPathFields`.
-      remat: Recomputation in the backward pass: False, 'dots', 'names' or 'nothing' (True).
+      remat: Recomputation in the backward pass: False, 'dots', 'names', 'nothing' (True) or
+        'offload'.
       dtype: Computation dtype. Parameters, layer norm statistics and softmax stay float32.
 
     Raises:

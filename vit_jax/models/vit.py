@@ -95,7 +95,7 @@ class Model(base.PatchModel):
       head: Layers from the representation to the scores, see `HeadFields`.
       scan: One scanned block instead of `depth` unrolled ones; see `Encoder`.
       remat: Recomputation in the backward pass: False, 'dots', 'names' or 'nothing' (True), in the
-        order of what blocks keep; see `vit_jax.nn.attention`.
+        order of what blocks keep, or 'offload'; see `vit_jax.nn.attention`.
       attention: Implementation: 'xla'; 'pallas', a TPU kernel for sequences that fit into VMEM;
         'cudnn', a kernel for GPUs in half precision; or 'auto', the kernel if the devices support
         it. See docs/attention.md.

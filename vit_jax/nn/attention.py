@@ -18,6 +18,7 @@ keeps its input; `remat` selects the other values that it keeps:
     'names'    the heads' results and the hidden layer of the MLP before its activation: the
                projections around attention are recomputed too, a third of the matmuls
     'nothing'  nothing; also written True
+    'offload'  as 'names', in the memory of the host, which the device copies them to and from
 """
 
 import functools
@@ -252,12 +253,21 @@ POLICIES: dict[str, Callable[..., Any]] = {
     'names': _policies.save_only_these_names(ATTENDED, HIDDEN),
     'nothing': _policies.nothing_saveable,
 }
+OFFLOAD = {
+    'offload': _policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=[],
+        names_which_can_be_offloaded=[ATTENDED, HIDDEN],
+        offload_src='device',
+        offload_dst='pinned_host',
+    )
+}
 
 
 def check_remat(remat: bool | str) -> None:
-    """Raise UserError unless `remat` is a bool or one of POLICIES."""
-    if not isinstance(remat, bool) and remat not in POLICIES:
-        raise UserError(nearest('remat', str(remat), ['False', 'True', *POLICIES]))
+    """Raise UserError unless `remat` is a bool or one of POLICIES and OFFLOAD."""
+    names = (*POLICIES, *OFFLOAD)
+    if not isinstance(remat, bool) and remat not in names:
+        raise UserError(nearest('remat', str(remat), ['False', 'True', *names]))
 
 
 def recompute_in_backward(apply: Callable, remat: bool | str, **options: Any) -> Callable:
@@ -270,5 +280,5 @@ def recompute_in_backward(apply: Callable, remat: bool | str, **options: Any) ->
     """
     if remat is False:
         return apply
-    policy = POLICIES['nothing' if remat is True else remat]
+    policy = (POLICIES | OFFLOAD)['nothing' if remat is True else remat]
     return nn.remat(apply, policy=policy, **options)
