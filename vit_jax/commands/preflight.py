@@ -89,6 +89,12 @@ def make_parser() -> Parser:
     )
     add('--accum', choices=[FIT], help='try numbers of microbatches, and choose the fastest')
     add(
+        '--remat',
+        choices=[FIT],
+        help='try each config.model.remat, with --batch-size fit at its largest batch, and choose '
+        'the most examples per second',
+    )
+    add(
         '--sweep', metavar='FILE[:ARG]', help='sweep file, which is executed; every run is compiled'
     )
     add('--out', metavar='PATH', help='picture of the use of memory and time')
@@ -150,14 +156,17 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
 
 def _preflight_config(args: argparse.Namespace, config: ConfigDict, slice_: Topology) -> int:
     from vit_jax.inference import fine_tune
-    from vit_jax.profiling import pipeline, preflight
+    from vit_jax.profiling import pipeline, preflight, remat_search
 
     options, config = _options(args), fine_tune.complete_config(config).config
     if isinstance(args.batch_size, int):
         config = preflight.with_override(config, f'batch_size={args.batch_size}')
     per_core = _measure_per_core(config) if args.data_rate else 0.0
-    measured = None
-    if args.batch_size == FIT:
+    measured, searched = None, {}
+    if args.remat == FIT:
+        searched = _try_remat(config, slice_, options, args.batch_size == FIT)
+        config, measured = searched[remat_search.choose_remat(searched)]
+    elif args.batch_size == FIT:
         with console.status('looking for the largest batch'):
             config, measured = preflight.largest_batch(config, slice_, **options)
     accumulated, advice = {}, ''
@@ -179,8 +188,12 @@ def _preflight_config(args: argparse.Namespace, config: ConfigDict, slice_: Topo
         if advice:
             record['accumulation'] = {n: _report_record(r[0]) for n, (r, _) in accumulated.items()}
             record['advice'] = advice
+        if searched:
+            record['remat'] = {name: _report_record(r[0]) for name, (_, (r, _)) in searched.items()}
         print(json.dumps(record, indent=2))
     else:
+        if searched:
+            print_remat(searched, remat_search.choose_remat(searched))
         if advice:
             print_accumulation(accumulated, advice)
         for report in reports:
@@ -214,6 +227,16 @@ def _measure_per_core(config: ConfigDict) -> float:
         run = to_run(config)
         data = open_data(run.data, run.batch_size, layout, run.seed)
         return pipeline.per_core(data)
+
+
+def _try_remat(
+    config: ConfigDict, slice_: Topology, options: dict[str, Any], largest: bool
+) -> dict[str, Any]:
+    """Compile the step with each `model.remat`; return configs and reports by override."""
+    from vit_jax.profiling import remat_search
+
+    with console.status('compiling with each model.remat, a minute or more each'):
+        return dict(remat_search.try_remat(config, slice_, largest=largest, **options))
 
 
 def _try_microbatches(
@@ -490,6 +513,21 @@ def print_accumulation(remedies: Mapping[int, tuple[Sequence[Any], Any]], advice
     console = _console()
     console.print(table)
     console.print(f'{advice}\n')
+
+
+def print_remat(tried: Mapping[str, Any], chosen: str) -> None:
+    """Print a row for each value of `model.remat`, and the choice."""
+    memory = _memory_heading(reports[0] for _, (reports, _) in tried.values())
+    table = _table('recomputation', 'batch', memory, 'at least ms', 'examples/s')
+    for override, (_, (reports, run)) in tried.items():
+        first = reports[0]
+        cells = ['does not fit', '']
+        if all(report.fits for report in reports):
+            cells = [number(1e3 * run.seconds), number(run.rows / run.seconds)]
+        table.add_row(override, f'{first.rows:,}', number(first.needed / GIB), *cells)
+    console = _console()
+    console.print(table)
+    console.print(f'{chosen} has the most examples per second\n')
 
 
 def _memory_heading(reports: Iterable[Any]) -> str:

@@ -38,6 +38,10 @@ STILL_LESS = 0.99  # of the previous bound: less, and more microbatches are trie
 WORTH = 0.9
 
 
+class NothingFits(UserError):
+    """Not even the smallest batch fits."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Exchange:
     """Collectives of one kind along one mesh axis in a step."""
@@ -292,7 +296,7 @@ def remedies(config: ConfigDict, topology: Topology) -> list[str]:
       topology: Topology that it was compiled for.
     """
     devices = topology.slice_devices
-    overrides = _remat_overrides(config)
+    overrides = remat_overrides(config)
     if keeps_all_activations(config):
         overrides.append('model.scan=False')
     run = to_run(config)
@@ -304,7 +308,7 @@ def remedies(config: ConfigDict, topology: Topology) -> list[str]:
     return overrides
 
 
-def _remat_overrides(config: ConfigDict) -> list[str]:
+def remat_overrides(config: ConfigDict) -> list[str]:
     """List overrides that keep fewer activations, in decreasing order."""
     remat = schema.parameters(config, 'model').get('remat')
     if remat is None:
@@ -313,9 +317,9 @@ def _remat_overrides(config: ConfigDict) -> list[str]:
     if str not in schema.accepted_types(remat):
         return [] if current else ['model.remat=True']
     policies = list(POLICIES)
-    index = (
-        0 if current is False else len(policies) if current is True else policies.index(current) + 1
-    )
+    if current is False:
+        return [f'model.remat={name}' for name in policies]
+    index = policies.index(current) + 1 if current in policies else len(policies)
     return [f'model.remat={name}' for name in policies[index:]]
 
 
@@ -342,7 +346,7 @@ def largest_batch(
     Arguments are the same as for `preflight`.
 
     Raises:
-      UserError: if not even one example a chip and microbatch fits.
+      NothingFits: if not even one example a chip and microbatch fits.
     """
     run = to_run(config)
     if run.data.buckets:
@@ -357,7 +361,7 @@ def largest_batch(
         return results[units][1][0][0].fits
 
     if not (units := largest_that_fits(fits, max(run.batch_size // unit, 1))):
-        raise UserError(f'--batch-size fit: not even {unit} examples fit')
+        raise NothingFits(f'--batch-size fit: not even {unit} examples fit')
     return results[units]
 
 
