@@ -99,27 +99,22 @@ class Model(base.Model):
     def setup(self) -> None:
         self.vit = vit.Model(**self._vit_fields)
         nn.share_scope(self, self.vit)  # its parameters are at the top level, as in a ViT
-        init = nn.initializers.normal(1.0)
-        self.token_embed = nn.Embed(self.vocab_size or 0, self.width, embedding_init=init)
-        if self.mask_token:
-            self.mask_embed = self.param('mask_token', init, (1, 1, self.width))
-        positions = nn.initializers.normal(self.width**-0.5)
-        self.text_pos_embed = self.param('text_pos_embed', positions, (1, self.length, self.width))
-        block = functools.partial(
-            DecoderBlock,
-            self.num_heads,
-            self.mlp_dim,
-            norm='pre',
-            dropout=self.dropout,
-            attention_dropout=self.dropout,
-            norm_eps=self.block.norm_eps,
-            dtype=jnp.dtype(self.dtype),
-            attention_by=self.attention,
-            causal=True,
+        self.captions = CaptionDecoder(
+            vocab_size=self.vocab_size or 0,
+            length=self.length,
+            width=self.width,
+            depth=self.decoder_depth,
+            mlp_dim=self.mlp_dim,
+            num_heads=self.num_heads,
             use_bias=self.decoder_bias,
+            mask_token=self.mask_token,
+            dropout=self.dropout,
+            norm_eps=self.block.norm_eps,
+            attention=self.attention,
+            dtype=self.dtype,
         )
-        self.decoder = Stack(block, self.decoder_depth)
-        self.token_head = class_head(self.vocab_size or 0)
+        nn.share_scope(self, self.captions)
+        self.captions.prepare()
 
     def __call__(
         self,
@@ -144,12 +139,12 @@ class Model(base.Model):
         outputs = self.vit(images, train)
         if target_in is None:
             return outputs
-        memory = self._memory(outputs['tokens'])
+        memory = whole_memory(outputs['tokens'])
         return outputs | {'logits': self.decode(memory, target_in, parallel, train)}
 
     def encode(self, images: Float[Array, 'B H W C'], train: bool = False) -> Memory:
         """Encode images for the decoder."""
-        return self._memory(self.vit(images, train)['tokens'])
+        return whole_memory(self.vit(images, train)['tokens'])
 
     def decode(
         self,
@@ -159,40 +154,17 @@ class Model(base.Model):
         train: bool = False,
     ) -> Float[Array, 'B T V']:
         """Compute the logits of the captions; see `__call__`."""
-        tokens, mask = target_in.shape[1], None
-        if tokens > self.length:
-            raise UserError(
-                f'captions have {tokens} ids, the model was made for {self.length}: set the length '
-                "of the transform tokenize('caption', LENGTH) and config.model.length alike"
-            )
-        x = self.token_embed(target_in)
-        if parallel is not None:
-            if not self.mask_token:
-                raise UserError(
-                    'config.model.mask_token=False: captions cannot be predicted in parallel; set '
-                    'config.task.parallel=0'
-                )
-            hidden = parallel[:, None, None]
-            x = jnp.where(hidden, self.mask_embed, x)
-            mask = causal_mask(tokens) | hidden[..., None]
-        x = (x + self.text_pos_embed[:, :tokens]).astype(self.dtype)
-        return self.token_head(self.decoder(x, memory, train, None, mask))
+        return self.captions(memory, target_in, parallel, train)
 
     def init_cache(self, memory: Memory, max_len: int) -> Cache:
         """Make the decoder's state before its first step, with room for `max_len` tokens."""
-        return self.decoder.start(memory, max_len)
+        return self.captions.init_cache(memory, max_len)
 
     def decode_step(
         self, cache: Cache, token: Int[Array, 'B'], position: int | Int[Array, '']
     ) -> tuple[Float[Array, 'B V'], Cache]:
-        """Read the token at `position` of the caption shifted right, bos at 0.
-
-        Returns:
-          The logits of the next token, equal to the ones of `decode`, and the next step's cache.
-        """
-        x = self.token_embed(token) + self.text_pos_embed[0, position]
-        x, cache = self.decoder.step(x.astype(self.dtype)[:, None], cache, position)
-        return self.token_head(x[:, 0]), cache
+        """Read a token of the caption, see `CaptionDecoder.decode_step`."""
+        return self.captions.decode_step(cache, token, position)
 
     def max_tokens(self) -> int:
         """Return the largest number of tokens of a caption."""
@@ -266,9 +238,106 @@ class Model(base.Model):
             'pool': {'kind': 'gap'},
         }
 
-    def _memory(self, tokens: Float[Array, 'B N D']) -> Memory:
-        """Wrap all tokens of the image, none of which is padding."""
-        return Memory(tokens, jnp.ones((len(tokens), 1, 1, tokens.shape[1]), bool))
+
+def whole_memory(tokens: Float[Array, 'B N D']) -> Memory:
+    """Wrap all tokens of images, none of which is padding."""
+    return Memory(tokens, jnp.ones((len(tokens), 1, 1, tokens.shape[1]), bool))
+
+
+class CaptionDecoder(nn.Module):
+    """A decoder of captions: token by token, or all tokens in parallel from only the image.
+
+    Attributes:
+      vocab_size: V, ids of captions are in 0..V-1.
+      length: T, number of ids of a caption, including padding.
+      width: D, width of the decoder and of the image's tokens.
+      depth, mlp_dim, num_heads: Sizes of the blocks, see the model `vit`.
+      use_bias: Whether norms and MLPs of the blocks have biases.
+      mask_token: Whether captions can be predicted in parallel.
+      dropout, norm_eps, attention, dtype: See `Model`.
+    """
+
+    vocab_size: int
+    length: int
+    width: int
+    depth: int
+    mlp_dim: int
+    num_heads: int
+    use_bias: bool = False
+    mask_token: bool = True
+    dropout: float = 0.0
+    norm_eps: float = 1e-6
+    attention: str = 'auto'
+    dtype: str = 'float32'
+
+    def setup(self) -> None:
+        init = nn.initializers.normal(1.0)
+        self.token_embed = nn.Embed(self.vocab_size, self.width, embedding_init=init)
+        if self.mask_token:
+            self.mask_embed = self.param('mask_token', init, (1, 1, self.width))
+        positions = nn.initializers.normal(self.width**-0.5)
+        self.text_pos_embed = self.param('text_pos_embed', positions, (1, self.length, self.width))
+        block = functools.partial(
+            DecoderBlock,
+            self.num_heads,
+            self.mlp_dim,
+            norm='pre',
+            dropout=self.dropout,
+            attention_dropout=self.dropout,
+            norm_eps=self.norm_eps,
+            dtype=jnp.dtype(self.dtype),
+            attention_by=self.attention,
+            causal=True,
+            use_bias=self.use_bias,
+        )
+        self.decoder = Stack(block, self.depth)
+        self.token_head = class_head(self.vocab_size)
+
+    def prepare(self) -> None:
+        """Make the parameters of `setup`, so that they draw their initial values first."""
+
+    def __call__(
+        self,
+        memory: Memory,
+        target_in: Int[Array, 'B T'],
+        parallel: Bool[Array, 'B'] | None = None,
+        train: bool = False,
+    ) -> Float[Array, 'B T V']:
+        """Compute the logits of the captions of encoded images; see `Model.__call__`."""
+        tokens, mask = target_in.shape[1], None
+        if tokens > self.length:
+            raise UserError(
+                f'captions have {tokens} ids, the model was made for {self.length}: set the length '
+                "of the transform tokenize('caption', LENGTH) and config.model.length alike"
+            )
+        x = self.token_embed(target_in)
+        if parallel is not None:
+            if not self.mask_token:
+                raise UserError(
+                    'config.model.mask_token=False: captions cannot be predicted in parallel; set '
+                    'config.task.parallel=0'
+                )
+            hidden = parallel[:, None, None]
+            x = jnp.where(hidden, self.mask_embed, x)
+            mask = causal_mask(tokens) | hidden[..., None]
+        x = (x + self.text_pos_embed[:, :tokens]).astype(self.dtype)
+        return self.token_head(self.decoder(x, memory, train, None, mask))
+
+    def init_cache(self, memory: Memory, max_len: int) -> Cache:
+        """Make the state before the first step, with room for `max_len` tokens."""
+        return self.decoder.start(memory, max_len)
+
+    def decode_step(
+        self, cache: Cache, token: Int[Array, 'B'], position: int | Int[Array, '']
+    ) -> tuple[Float[Array, 'B V'], Cache]:
+        """Read the token at `position` of the caption shifted right, bos at 0.
+
+        Returns:
+          The logits of the next token, equal to the ones of the call, and the next step's cache.
+        """
+        x = self.token_embed(token) + self.text_pos_embed[0, position]
+        x, cache = self.decoder.step(x.astype(self.dtype)[:, None], cache, position)
+        return self.token_head(x[:, 0]), cache
 
 
 class DecoderBlock(encoder_decoder.DecoderBlock):

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from vit_jax.array_types import Bool, Float, Int
+from vit_jax.array_types import Bool, Float, Int, Key
 from vit_jax.errors import UserError
 from vit_jax.models import base, vit
 from vit_jax.models.base import Params, Resized, Size, check_counts
@@ -120,13 +120,8 @@ class Model(base.Model):
         """
         outputs = self.vit(images, train, masked=hidden)
         outputs['patches'] = outputs['tokens'][:, 1 + self.registers :]
-        outputs['scores'] = self.dino_head(outputs['pre_logits'])
-        if places is not None:
-            patches = outputs['patches'].reshape(len(places), -1, self.width)
-            picked = jnp.take_along_axis(patches, places[..., None], axis=1)
-            head = self.ibot_head if self.patch_prototypes else self.dino_head
-            outputs['patch_scores'] = head(picked)
-        return outputs
+        patch_head = self.ibot_head if self.patch_prototypes else self.dino_head
+        return outputs | score(outputs, self.dino_head, patch_head, places)
 
     def block_masks(
         self, images: Float[Array, 'B G H W C'], *, masked: int, ratios: tuple[float, float]
@@ -135,10 +130,7 @@ class Model(base.Model):
 
         See `ops.self_distillation.crop_masks` for the arguments.
         """
-        rows, crops, height, width, _ = images.shape
-        grid = patch_grid(height, width, self.patch_size)
-        keys = example_keys(self.make_rng('mask'), rows)
-        return jax.vmap(lambda key: crop_masks(key, grid, crops, masked, ratios))(keys)
+        return draw_masks(self.make_rng('mask'), images, self.patch_size, masked, ratios)
 
     def attention_maps(
         self, intermediates: Mapping[str, Any], images: Float[Array, 'B H W C']
@@ -187,6 +179,45 @@ class Model(base.Model):
         return {name: getattr(self, name) for name in (*SAME, *RUNNING)}
 
 
+def draw_masks(
+    key: Key[Array, ''],
+    images: Float[Array, 'B G H W C'],
+    patch_size: int,
+    masked: int,
+    ratios: tuple[float, float],
+) -> CropMasks:
+    """Draw masks for `masked` of the G crops of each image; see `Model.block_masks`."""
+    rows, crops, height, width, _ = images.shape
+    grid = patch_grid(height, width, patch_size)
+    keys = example_keys(key, rows)
+    return jax.vmap(lambda key: crop_masks(key, grid, crops, masked, ratios))(keys)
+
+
+def score(
+    outputs: Mapping[str, Any],
+    head: nn.Module,
+    patch_head: nn.Module,
+    places: Int[Array, 'B M'] | None = None,
+) -> dict[str, Float[Array, '_ *rest']]:
+    """Compare an encoder's outputs with prototypes.
+
+    Args:
+      outputs: `pre_logits` [R D] and `patches` [R N D] of images.
+      head: Head of the representation of an image.
+      patch_head: Head of patches.
+      places: Indices of patches to compare, counted through the R / B images of a row.
+
+    Returns:
+      `scores` [R K], and with `places` also `patch_scores` [B M K].
+    """
+    scores = {'scores': head(outputs['pre_logits'])}
+    if places is None:
+        return scores
+    patches = outputs['patches'].reshape(len(places), -1, outputs['patches'].shape[-1])
+    picked = jnp.take_along_axis(patches, places[..., None], axis=1)
+    return scores | {'patch_scores': patch_head(picked)}
+
+
 class Backbone(vit.Model):
     """A ViT that interpolates its positions for images of a different size."""
 
@@ -196,18 +227,19 @@ class Backbone(vit.Model):
         table: Array = self.get_variable('params', 'pos_embed')
         if table.shape[1] == tokens:
             return table
-        side = math.isqrt(table.shape[1] - 1)
-        if side**2 != table.shape[1] - 1:
+        first = self.positioned_tokens
+        side = math.isqrt(count := table.shape[1] - first)
+        if side**2 != count:
             raise UserError(
-                f'pos_embed has rows for {table.shape[1] - 1} patches, which form no square: take '
+                f'pos_embed has rows for {count} patches, which form no square: take '
                 'square global crops, or crops of one size'
             )
         _, height, width, _ = images.shape
         grid = patch_grid(height, width, self.patch_size)
         rows, columns = (resize.bicubic_matrix(side, new) for new in grid)
-        patches = table[0, 1:].reshape(side, side, -1)
+        patches = table[0, first:].reshape(side, side, -1)
         patches = jnp.einsum('ai,bj,ijd->abd', rows, columns, patches, precision='highest')
-        return jnp.concatenate([table[:, :1], patches.reshape(1, tokens - 1, -1)], axis=1)
+        return jnp.concatenate([table[:, :first], patches.reshape(1, tokens - first, -1)], axis=1)
 
 
 class Head(nn.Module):

@@ -137,7 +137,7 @@ class Model(base.Model):
         super().__post_init__()
 
     def setup(self) -> None:
-        self.image = self.tower(**self._image_fields)
+        self.image = self._make_tower()
         self.text = self.text_class(**self._text_fields)
         if self.project:
             biased = self.has_bias('image')
@@ -168,8 +168,7 @@ class Model(base.Model):
         self, images: Float[Array, 'B H W C'] | Sequences, train: bool = False
     ) -> Float[Array, 'B E']:
         """Embed images as vectors of length 1 in float32."""
-        x = self.image(images, train)['pre_logits']
-        return unit(self.image_head(x) if self.project else x)
+        return self._embed_pooled(self.image(images, train)['pre_logits'])
 
     def embed_texts(self, ids: Int[Array, 'T N'], train: bool = False) -> Float[Array, 'T E']:
         """Embed texts of `length` ids as vectors of length 1 in float32."""
@@ -233,6 +232,12 @@ class Model(base.Model):
         """Return whether the 'image' head, the 'text' head or the 'logits' have a bias."""
         del part
         return self.biases
+
+    def _make_tower(self) -> Any:
+        return self.tower(**self._image_fields)
+
+    def _embed_pooled(self, x: Float[Array, 'B D']) -> Float[Array, 'B E']:
+        return unit(self.image_head(x) if self.project else x)
 
     def _bias(self) -> Float[Array, '']:
         if not self.has_bias('logits'):

@@ -214,8 +214,7 @@ class Model(base.PatchModel):
         residual = jnp.dtype(self.block.residual_dtype or dtype)
         x = self._patches(images, dtype).astype(residual)
         if masked is not None:
-            token = self.param('mask_token', nn.initializers.zeros, (1, 1, self.width))
-            x = jnp.where(masked[..., None], token.astype(residual), x)
+            x = jnp.where(masked[..., None], self._mask_token().astype(residual), x)
         x = self._add_positions(x, images, 'none')
         for name in ('dist_token', 'cls_token')[2 - self.class_tokens :]:
             x = self._insert(x, 0, name, 1, nn.initializers.zeros)
@@ -228,6 +227,9 @@ class Model(base.PatchModel):
             norm = make_norm(self)(self.block.norm_eps, dtype=dtype, name='norm_pre')
             x = norm(x).astype(residual)
         return x
+
+    def _mask_token(self) -> Array:
+        return self.param('mask_token', nn.initializers.zeros, (1, 1, self.width))
 
     def _add_positions(self, x: Array, images: Any, prefix: str) -> Array:
         """Add E_pos if `positions.prefix` is this one."""
