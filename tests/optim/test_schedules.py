@@ -2,9 +2,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.sections import optimizer, schedule
+from helpers.sections import optimizer, schedule, section, times
 
+from vit_jax.config.run import Step
 from vit_jax.errors import UserError
+from vit_jax.optim.schedules import average_decays
 
 
 def values(name, steps, **options):
@@ -176,3 +178,12 @@ def test_weight_decay_follows_a_schedule(name):
         updates, state = tx.update(jax.tree.map(jnp.zeros_like, params), state, params)
         shares.append(float(-updates['kernel'].mean()))
     np.testing.assert_allclose(shares, [0.4, 0.3, 0.2, 0.1], rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ('warmup', 'expected'), [(False, [0.0, 0.0, 0.9, 0.9]), (True, [0.0, 0.0, 1 / 10, 2 / 11])]
+)
+def test_an_average_equals_the_parameters_up_to_its_start(warmup, expected):
+    step = section(Step, ema_decay=0.9, ema_start='50%', ema_warmup=warmup)
+    (decay,) = average_decays(step, times(4))
+    np.testing.assert_allclose([decay(k) for k in range(4)], expected, rtol=1e-6)

@@ -375,6 +375,9 @@ class Step:
     # not hold initial values; None for yes in a new run without `ema_schedule`. A run that began
     # without the key stays without
     ema_warmup: bool | None = None
+    # step up to which an average equals the parameters, such as '80%' for a teacher that starts as
+    # a copy of the student then. A warm-up and t count from there; a schedule does not
+    ema_start: Duration = 0
     # successive steps that are skipped, before the run ends, because a metric is not finite. They
     # change only the step's number, which schedules follow
     max_skips: int = 0

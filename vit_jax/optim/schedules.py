@@ -91,15 +91,23 @@ def strength(
 def average_decays(step: Step, times: Durations | None) -> list[float | Callable[[Any], Any]]:
     """Return the decay of each average, a number or a function of the steps already taken."""
     decays = [strength(step.ema_schedule, decay, times) for decay in step.ema_decays]
-    return [_warm_up(decay) for decay in decays] if step.ema_warmup else decays
+    start = times.steps(step.ema_start, 'config.step.ema_start') if times else 0
+    if not (step.ema_warmup or start):
+        return decays
+    return [_begin(decay, start, step.ema_warmup or False) for decay in decays]
 
 
-def _warm_up(decay: float | Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Bound a decay by (1 + t) / (10 + t) after t steps."""
+def _begin(decay: float | Callable[[Any], Any], start: int, warmup: bool) -> Callable[[Any], Any]:
+    """Return a decay that is 0 before the step `start`.
+
+    With `warmup` it is at most (1 + t) / (10 + t) after t further steps.
+    """
 
     def value(step: Any) -> Any:
-        t = jnp.asarray(step, jnp.float32)
-        return jnp.minimum(decay(step) if callable(decay) else decay, (1 + t) / (10 + t))
+        t = jnp.asarray(step, jnp.float32) - start
+        rate = decay(step) if callable(decay) else decay
+        rate = jnp.minimum(rate, (1 + t) / (10 + t)) if warmup else rate
+        return jnp.where(t < 0, 0.0, rate) if start else rate
 
     return value
 

@@ -316,7 +316,7 @@ class PreparedSteps:
             frozen=self.frozen,
             adapters=adapters,
             step=dataclasses.replace(
-                self.run.step, ema_schedule=Schedule(), sam_schedule=Schedule()
+                self.run.step, ema_schedule=Schedule(), sam_schedule=Schedule(), ema_start=0
             ),
         )
 
