@@ -27,7 +27,9 @@ def drawn():
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize('sample', [sample_by_gather, sample_by_product])
+@pytest.mark.parametrize(
+    'sample', [sample_by_gather, pytest.param(sample_by_product, marks=pytest.mark.long)]
+)
 def test_samples_and_gradients_are_those_of_pytorch(sample, drawn):
     torch = pytest.importorskip('torch')
     theirs = [torch.from_numpy(x).requires_grad_() for x in drawn]

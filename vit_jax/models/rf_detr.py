@@ -177,6 +177,8 @@ class Model(base.PatchModel):
         return self.patch_size
 
     def setup(self) -> None:
+        if not self.num_classes:
+            raise UserError('an RF-DETR needs config.model.num_classes, at least 1')
         dtype, width = jnp.dtype(self.dtype), self.decoder_width
         self.vit = self.backbone_module()
         nn.share_scope(self, self.vit)  # its parameters are at the top level, as in a ViT
@@ -192,7 +194,7 @@ class Model(base.PatchModel):
             **{'norm_eps': _DECODER_EPS, 'attention_by': self.attention},
         }
         self.decoder = Decoder(functools.partial(DeformableBlock, **block), self.decoder_depth)
-        self.class_embed = ClassHeads(self.num_classes or 0, self.groups)
+        self.class_embed = ClassHeads(self.num_classes, self.groups)
         self.bbox_embed = Layers((width, width, 4), dtype, zero=True)
 
     def __call__(

@@ -129,6 +129,7 @@ def test_incomplete_and_other_models_are_refused(array, config, message, stored)
         rf_detr.read(changed, {**extra, **config})
 
 
+@pytest.mark.long
 def test_the_authors_files_are_read_without_a_config(tmp_path):
     """Their training states have the model next to other things."""
     torch = pytest.importorskip('torch')
