@@ -82,7 +82,7 @@ def draw_on_photo(
     options: dict[str, Any] = {
         'layer': selection.layer,
         'title': f'{caption(photo.path.name, outputs, context.class_names)} ({note})',
-        'seen': tuple(factor * side for side in photo.seen),
+        'real_size': tuple(factor * side for side in photo.seen),
     }
     if len(last.query_grid) == 1 and selection.query is None:
         names = viz.queries(outputs, context)
