@@ -21,7 +21,7 @@ from vit_jax.config.run import Durations, Step, average_key
 from vit_jax.errors import UserError
 from vit_jax.nn import stochastic
 from vit_jax.optim import param_groups, schedules
-from vit_jax.tasks.base import Task
+from vit_jax.tasks.base import Snapshot, Task
 
 PyTree = Any
 Batch = dict[str, Any]
@@ -36,11 +36,13 @@ class TrainState:
       params: float32 parameters.
       opt_state: The optimizer's state.
       collections: Other Flax collections by name, such as `batch_stats`.
-      ema: Exponential moving average of `params`, the first of several, or None.
+      ema: Exponential moving average of `params`, the first of several; or the average that a
+        schedule-free optimizer keeps; or None.
       frozen: Variables of the task's frozen models, unchanged and not saved; None without any.
       key: Data of the run's base key, uint32 [2]; the keys of a step are folded from it, so
         that a resumed run has the same randomness as an uninterrupted one.
-      other_emas: Further averages by `average_key`; None if there is at most one.
+      other_emas: Further averages by `average_key`, and the task's snapshot by its name; None
+        without either.
     """
 
     step: PyTree
@@ -94,6 +96,7 @@ def init_state(
     seed: int,
     ema: bool,
     other_decays: Sequence[float] = (),
+    snapshot: Snapshot | None = None,
 ) -> TrainState:
     """Return the state before the first step.
 
@@ -103,10 +106,13 @@ def init_state(
       seed: Seed of the run's randomness.
       ema: Whether to keep an average.
       other_decays: Decays of further averages.
+      snapshot: Copy of parameters that the task reads.
     """
     collections = dict(variables)
     params = collections.pop('params')
     other_averages = {average_key(decay): jax.tree.map(jnp.copy, params) for decay in other_decays}
+    if snapshot:
+        other_averages[snapshot.name] = jax.tree.map(jnp.copy, snapshot.select(params))
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
@@ -142,11 +148,14 @@ class Optimizer:
       freeze: Patterns of the parameters that `tx` leaves unchanged. They are not differentiated,
         which saves the part of the backward pass that only they need.
       times: Durations of the run, for schedules that are not constant.
+      average: Function of the optimizer's state and the parameters that computes the state's
+        `ema`, for optimizers that average; None for `config.step.ema_decay`.
     """
 
     tx: optax.GradientTransformation
     freeze: Sequence[str] = ()
     times: Durations | None = None
+    average: Callable[[PyTree, PyTree], PyTree] | None = None
 
 
 def make_train_step(
@@ -191,7 +200,11 @@ def make_train_step(
         def forward(trained, collections, examples):
             params = gradients.merge_floats(trained, state.params) if optimizer.freeze else trained
             models = task.bind_frozen(state.frozen) if state.frozen else NO_MODELS
-            apply = TrainApply(model, params, collections, keys, state.ema, state.step, models)
+            if snapshot := task.snapshot:
+                copied = {'params': (state.other_emas or {})[snapshot.name], **state.collections}
+                models = {**models, snapshot.name: snapshot.bind(model, copied)}
+            ema = None if optimizer.average else state.ema
+            apply = TrainApply(model, params, collections, keys, ema, state.step, models)
             with stochastic.example_positions(examples.positions):
                 return task.outputs(apply, examples.batch), apply.collections
 
@@ -207,10 +220,13 @@ def make_train_step(
         norms = {'grad_norm': grads, 'update_norm': updates, 'param_norm': params}
         metrics |= {name: optax.tree.norm(tree) for name, tree in norms.items()}
         changed = {'params': params, 'opt_state': opt_state, 'collections': collections}
+        if optimizer.average:
+            changed['ema'] = optimizer.average(opt_state, params)
         return dataclasses.replace(state, step=state.step + 1, **changed), metrics
 
     wrapped = with_average(train_step, step, optimizer.times) if step.ema_decay else train_step
-    return with_skips(wrapped) if step.max_skips else wrapped
+    wrapped = with_skips(wrapped) if step.max_skips else wrapped
+    return task.snapshot.wrap(wrapped) if task.snapshot else wrapped
 
 
 def make_gradient(task: Task, step: Step, times: Durations | None, layout: Any) -> Callable:
@@ -255,6 +271,7 @@ def with_average(train_step: TrainStep, step: Step, times: Durations | None) -> 
         before = state.other_emas or {}
         other_averages = {key: update(before[key], decay) for key, decay in other_decays.items()}
         ema = update(state.ema, first_decay)
+        other_averages = {**before, **other_averages}
         return dataclasses.replace(after, ema=ema, other_emas=other_averages or None), metrics
 
     return averaging_step

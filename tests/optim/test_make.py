@@ -192,7 +192,8 @@ def test_every_schedule_of_an_optimizer_can_be_set_to_a_step(name):
     delays, mults = {'lr_delays': (('later', '9'), ('late', '5'))}, {'decay_mults': (('late', 2),)}
     moving = {'schedule': {'name': 'linear'}, 'decay_schedule': {'name': 'cosine', 'final': 1.0}}
     rule = {'name': name, 'decay_mask': '.', 'freeze': ('kernel',)} | mults
-    rule |= {'muon': {'matrices': 'kernel'}, 'prodigy': {'d0': 0.01}}.get(name, {})
+    rule |= {'matrices': 'kernel'} if 'muon' in name else {}
+    rule |= {'d0': 0.01} if name == 'prodigy' else {}
     tx, rate = make(params, **rule, **delays, **moving, lr=0.1, weight_decay=0.3)
     decay = schedule(0.3, 100, **moving['decay_schedule'])
     fixed, _ = make(params, **rule, lr=float(rate(5)), weight_decay=float(decay(5)))

@@ -134,6 +134,61 @@ def test_matrices_may_be_others(values):
     np.testing.assert_array_equal(plain['head']['bias'], wide['head']['bias'])
 
 
+START = np.random.default_rng(0).normal(size=(3, 4))
+GRADS = np.random.default_rng(1).normal(size=(6, 3, 4))
+# timm 1.0.31 in float32 after six steps: a kernel, and one of the rest.
+TIMM = {
+    'adamuon': (
+        [
+            [0.145309, -0.131116, 0.623012, 0.120275],
+            [-0.545745, 0.354766, 1.281720, 0.947419],
+            [-0.684782, -1.276974, -0.640169, 0.023523],
+        ],
+        [
+            [0.155144, -0.128620, 0.631046, 0.165616],
+            [-0.580588, 0.352958, 1.304380, 0.953429],
+            [-0.726237, -1.310468, -0.688307, -0.038146],
+        ],
+    ),
+    'nadamuon': (
+        [
+            [0.141603, -0.127482, 0.639027, 0.115499],
+            [-0.542661, 0.367642, 1.283950, 0.944838],
+            [-0.690482, -1.271916, -0.634409, 0.027860],
+        ],
+        None,  # timm's NAdamW corrects the bias of its momentum by another power
+    ),
+}
+
+
+@pytest.mark.parametrize('name', ['adamuon', 'nadamuon'])
+def test_adamuon_is_timms(name):
+    x = jnp.asarray(START, jnp.float32)
+    tree = {'block_0': {'kernel': x}, 'head': {'kernel': x}}
+    tx, _ = optimizer(tree, 6, name=name, lr=0.02, weight_decay=0.1)
+
+    def draw(_, seed):
+        return jax.tree.map(lambda _: jnp.asarray(GRADS[seed - 1], jnp.float32), tree)
+
+    found = applied(tx, tree, 6, draw=draw)
+    kernel, rest = TIMM[name]
+    np.testing.assert_allclose(found['block_0']['kernel'], kernel, atol=3e-6)
+    if rest:
+        np.testing.assert_allclose(found['head']['kernel'], rest, atol=3e-6)
+
+
+def test_the_parts_of_adamuons_kernels_are_scaled_by_themselves(values):
+    """Each of them has the root mean square 0.2; further iterations are accepted."""
+    tx, _ = optimizer(values, 1, name='adamuon', lr=0.1, ns_steps=7)
+    after = param_paths(applied(tx, values, 1))
+    for path, before in param_paths(values).items():
+        if path.endswith('kernel') and 'block' in path:
+            update = after[path] - before
+            parts = update.swapaxes(0, 1) if 'qkv' in path else update[None]
+            for part in parts:
+                assert float(jnp.sqrt(jnp.mean(part**2))) == pytest.approx(0.02, rel=1e-4)
+
+
 def test_matrices_that_no_parameter_matches_are_refused(values):
     with pytest.raises(UserError, match=r'matrices.*blcok'):
         stepped(values, matrices='blcok')

@@ -44,12 +44,17 @@ Strength = float | Callable[[Any], Any]  # strength of weight decay, or its sche
 OWN = types.MappingProxyType(
     {
         'adafactor_zhai': 'adafactor',
+        'adamuon': 'muon',
         'ademamix': 'adam_variants',
         'adopt': 'adam_variants',
         'muon': 'muon',
+        'nadamuon': 'muon',
         'prodigy': 'adam_variants',
+        'schedule_free_adamw': 'schedule_free',
+        'schedule_free_sgd': 'schedule_free',
     }
 )
+SCHEDULE_FREE = ('schedule_free_adamw', 'schedule_free_sgd')
 # Optimizers that need the loss, a random key or a constant learning rate.
 _UNSUPPORTED = {'fromage', 'lbfgs', 'noisy_sgd', 'optimistic_adam', 'rprop', 'sm3'}
 # Parameters that count as vectors, for any number of axes; position bias tables do not.
@@ -116,9 +121,27 @@ def make_optimizer(
     )
     if optim.lr_delays:
         tx = delay_updates(tx, _delays(optim, times, rate))
-    if largest:
+    if optim.name in SCHEDULE_FREE:
+        tx = _schedule_free(tx, rate, optim, largest)
+    elif largest:
         tx = bound_parameters(tx, largest)
     return freeze_matching(tx, optim.freeze) if optim.freeze else tx, rate
+
+
+def _schedule_free(
+    tx: optax.GradientTransformation, rate: optax.Schedule, optim: Optim, largest: Rules
+) -> optax.GradientTransformation:
+    """Average the iterates of `tx`."""
+    from vit_jax.optim import schedule_free  # here, as few runs average like this
+
+    if largest:
+        raise UserError(
+            f'config.optim.name={optim.name!r}: the model bounds {largest[0][0]!r}, which a '
+            "schedule-free average does not keep: choose another such as 'adamw'"
+        )
+    if not optim.options.get('b1', 1):
+        raise UserError('config.optim.b1=0: a schedule-free average needs a weight above 0')
+    return schedule_free.averaging(tx, rate, factory(optim.name), optim.options)
 
 
 def _delays(optim: Optim, times: Durations, rate: optax.Schedule) -> list[Delay]:

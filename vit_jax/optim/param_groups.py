@@ -171,6 +171,8 @@ def at_step(state: PyTree, step: jax.Array) -> PyTree:
     def set_count(path: tuple[Any, ...], node: Any) -> Any:
         if isinstance(node, schedules):
             return node._replace(count=step)
+        if getattr(path[-1], 'name', '') == 'step_count':  # of `contrib.schedule_free`, from 1 on
+            return step + 1
         # A number that is a state by itself, in a chain, is the count of `delay_updates`.
         return step if isinstance(path[-1], jax.tree_util.SequenceKey) else node
 

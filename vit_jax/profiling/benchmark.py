@@ -121,7 +121,8 @@ def time_train(
 
     def init(variables: Any = None) -> TrainState:
         decays = step.ema_decays
-        state = init_state(initial(), optimizer, seed, bool(decays), decays[1:])
+        has_average = bool(decays)
+        state = init_state(initial(), optimizer, seed, has_average, decays[1:], task.snapshot)
         return dataclasses.replace(state, frozen=variables)
 
     frozen_args = (frozen,) if frozen else ()

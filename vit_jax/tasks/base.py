@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
@@ -90,6 +91,52 @@ class FrozenModel(NamedTuple):
         return jax.lax.stop_gradient(self.module.apply(variables, *inputs))
 
 
+class Snapshot(NamedTuple):
+    """A copy of the averaged parameters, which a task reads as a further frozen model.
+
+    Attributes:
+      name: Name in `Apply.frozen`.
+      first: Number of completed steps at which the first copy is taken.
+      every: Number of steps from each copy to the next; 0 to keep the first.
+      method: Method of the model that the task calls.
+      omitted: Pattern of parameters, by their top-level name, that the method does not need.
+    """
+
+    name: str
+    first: int
+    every: int
+    method: str
+    omitted: str
+
+    def select(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Select the parameters that are copied."""
+        return {name: tree for name, tree in params.items() if not re.search(self.omitted, name)}
+
+    def due(self, step: Int[Array, '']) -> Array:
+        """Whether a copy is taken before the next step."""
+        since = step - self.first
+        return (since >= 0) & (since % self.every == 0) if self.every else since == 0
+
+    def wrap(self, train_step: Callable[..., Any]) -> Callable[..., Any]:
+        """Copy the average before the steps at which this is due, even skipped ones."""
+
+        def copying_step(state: Any, batch: Batch) -> Any:
+            if state.ema is None:
+                raise UserError('config.step.ema_decay=0: the task needs an average, as of 0.996')
+            due, copies = self.due(state.step), dict(state.other_emas)
+            copies[self.name] = jax.tree.map(
+                functools.partial(jnp.where, due), self.select(state.ema), copies[self.name]
+            )
+            return train_step(dataclasses.replace(state, other_emas=copies), batch)
+
+        return copying_step
+
+    def bind(self, model: Any, variables: Any) -> Callable[..., Any]:
+        """Return the method at the copied parameters, without gradient."""
+        apply = functools.partial(model.apply, variables, method=self.method)
+        return lambda *inputs: jax.lax.stop_gradient(apply(*inputs))
+
+
 @dataclasses.dataclass(frozen=True)
 class Task(abc.ABC):
     """Base class of tasks; a subclass needs `loss`, and `inputs` if its input is not an image.
@@ -104,6 +151,7 @@ class Task(abc.ABC):
       multiple_reason: Reason why `multiple` is not 1, for messages.
       inert: Fields that are paths of files, or do not change predictions or metrics of a trained
         model.
+      snapshot: Copy of the averaged parameters that the task reads in training; None for none.
       headline: Metrics of `evaluate` and `derive` shown in one line of text; empty for all.
     """
 
@@ -113,6 +161,7 @@ class Task(abc.ABC):
     multiple_reason: ClassVar[str] = ''
     inert: ClassVar[tuple[str, ...]] = ('mixup', 'cutmix', 'locked_image', 'chunk', 'prior')
     headline: ClassVar[tuple[str, ...]] = ()
+    snapshot: ClassVar[Any] = None
 
     def require(self, name: str, is_valid: bool, span: str) -> None:
         """Raise UserError unless a field's value is valid; `span` describes the valid values."""

@@ -250,7 +250,13 @@ def make_program(
     )
     order, largest = model.layer_order(), model.largest
     tx, lr = optim.make_optimizer(draft.params, draft.optim, times, order, draft.factors, largest)
-    return compile_program(draft, layout, Optimizer(tx, draft.optim.freeze, times), lr)
+    average = None
+    if run.optim.name in optim.SCHEDULE_FREE:
+        from vit_jax.optim import schedule_free  # here, as few runs average like this
+
+        average = schedule_free.average_of(run)
+    optimizer = Optimizer(tx, draft.optim.freeze, times, average)
+    return compile_program(draft, layout, optimizer, lr)
 
 
 def draft_program(run: Run, model: Any, task: Task, spec: Spec) -> Draft:
@@ -331,7 +337,10 @@ def compile_program(
     def init(params: Mapping[str, Any] | None = None, frozen_variables: Any = None) -> TrainState:
         variables = draft.initialize(params or {})
         decays = run.step.ema_decays
-        state = init_state(variables, optimizer.tx, run.seed, bool(decays), decays[1:])
+        has_average = bool(decays) or optimizer.average is not None
+        state = init_state(
+            variables, optimizer.tx, run.seed, has_average, decays[1:], task.snapshot
+        )
         frozen_variables = frozen.zeros if frozen and frozen_variables is None else frozen_variables
         return dataclasses.replace(state, frozen=frozen_variables or None)
 
