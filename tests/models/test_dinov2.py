@@ -81,14 +81,14 @@ def test_hidden_patches_are_not_seen_but_their_places_are(params):
     other = np.array(IMAGES)
     for y, x in zip(rows, columns, strict=True):
         other[:, 2 * y : 2 * y + 2, 2 * x : 2 * x + 2] = 7.0
-    before = apply(params, IMAGES, hidden=hidden)['tokens']
+    before = apply(params, IMAGES, masked=hidden)['tokens']
     np.testing.assert_array_equal(
-        before, apply(params, jnp.asarray(other), hidden=hidden)['tokens']
+        before, apply(params, jnp.asarray(other), masked=hidden)['tokens']
     )
     assert (before != apply(params, IMAGES)['tokens']).all()
     assert (before[:, 1 + 2] != before[:, 1 + 9]).any()
-    none = apply(params, IMAGES, hidden=jnp.zeros((4, 16), bool))['tokens']
-    np.testing.assert_array_equal(none, apply(params, IMAGES)['tokens'])
+    none = apply(params, IMAGES, masked=jnp.zeros((4, 16), bool))['tokens']
+    np.testing.assert_allclose(none, apply(params, IMAGES)['tokens'], atol=1e-6)
 
 
 def test_patches_are_picked_through_the_images_of_a_row(params):
@@ -144,8 +144,8 @@ def test_a_scanned_model_is_the_same(params):
     block = jax.tree.map(lambda x: x[None], params['encoder']['block_0'])
     stacked = {**params, 'encoder': {'blocks': block, 'norm': params['encoder']['norm']}}
     hidden = jnp.zeros((4, 16), bool).at[:, 3].set(True)
-    one = apply(params, IMAGES, hidden=hidden)['scores']
-    other = apply(stacked, IMAGES, MODEL.clone(scan=True), hidden=hidden)['scores']
+    one = apply(params, IMAGES, masked=hidden)['scores']
+    other = apply(stacked, IMAGES, MODEL.clone(scan=True), masked=hidden)['scores']
     np.testing.assert_allclose(one, other, atol=1e-5)
 
 

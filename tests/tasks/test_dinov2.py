@@ -1,5 +1,6 @@
 """DINOv2's losses: numbers of the authors' code, invariances, and the state of a run."""
 
+import dataclasses
 import functools
 import itertools
 
@@ -22,11 +23,14 @@ from vit_jax.tasks import base
 from vit_jax.tasks import dinov2 as dinov2_task
 from vit_jax.tasks._views import fold, unfold
 from vit_jax.tasks.base import FrozenModel
-from vit_jax.tasks.dinov2 import GRAM, Task
+from vit_jax.tasks.dinov2 import COPY, GRAM, Task
 
 B, G, L, K, N, D = 6, 2, 3, 16, 9, 8
+# A student of DINOv3.
 MODEL = dinov2.Model(
     **{'patch_size': 2, 'width': 8, 'depth': 1, 'mlp_dim': 16, 'num_heads': 2},
+    **{'registers': 2, 'no_bias': ('key',), 'gelu': 'erf', 'layer_scale': 0.1, 'norm_eps': 1e-5},
+    **{'posemb': 'none', 'positions': 'rope_dinov3'},
     **{'prototypes': 6, 'patch_prototypes': 5, 'hidden': 8, 'bottleneck': 4, 'patch_bottleneck': 4},
 )
 BATCH = {'image': images_like(B, G, 8, 8, 3), 'local_image': images_like(B, L, 4, 4, 3, seed=1)}
@@ -189,48 +193,91 @@ def test_a_second_image_is_a_further_global_crop():
         np.testing.assert_allclose(found[name], expected, atol=1e-6)
 
 
+TEN = Task(warmup=2, gram=2.0, gram_start=3, gram_teacher='average', gram_refresh=4)
+LARGE = images_like(B, G, 16, 16, 3, seed=2)
+
+
 @functools.cache
 def program():
     """The layout, the initial state, and the compiled step."""
-    layout, task = sharding.make_layout(jax.devices()[:1]), Task(warmup=2)
+    layout = sharding.make_layout(jax.devices()[:1])
     options = {'weight_decay': 0.1, 'lr_delays': (('/prototypes/', '2'),)}
-    tx, _ = optimizer(params(), 4, name='adamw', lr=1e-2, **options)
+    tx, _ = optimizer(params(), 10, name='adamw', lr=1e-2, **options)
 
     def init():
-        return init_state({'params': params()}, tx, seed=0, ema=True)
+        return init_state({'params': params()}, tx, seed=0, ema=True, snapshot=TEN.snapshot)
 
     average = {'ema_decay': 0.9, 'ema_schedule': {'name': 'cosine', 'final': 1.0}}
-    step = make_train_step(MODEL, task, Optimizer(tx, times=times(4)), section(Step, **average))
+    step = make_train_step(MODEL, TEN, Optimizer(tx, times=times(10)), section(Step, **average))
     return layout, init, layout.compile_train(step, jax.eval_shape(init))
+
+
+def batch_of(step):
+    """The batch of a step."""
+    return {name: x + step / 8 for name, x in {**BATCH, 'large_image': LARGE}.items()}
 
 
 @functools.cache
 def trained(stop=None):
-    """States and metrics after each of four steps, stopped and resumed before the step `stop`."""
+    """States and metrics after each of ten steps, stopped and resumed before the step `stop`."""
     layout, init, step = program()
     state, states = layout.create(init), []
-    for k in range(4):
+    for k in range(10):
         if k == stop:
             state = layout.from_global(jax.device_put(jax.device_get(layout.to_global(state))))
-        batch = {name: x + k / 4 for name, x in BATCH.items()}
-        state, metrics = step(state, layout.put_batch(batch))
+        state, metrics = step(state, layout.put_batch(batch_of(k)))
         states.append(jax.device_get((layout.to_global(state), metrics)))
     return states
 
 
-GOLDEN = [5.080125, 4.887241, 4.596519, 4.120779]
+# Model, losses, Sinkhorn-Knopp and Gram teacher of facebookresearch/dinov3 (6876159) with PyTorch's
+# AdamW, from these parameters with these masks; heads with weight normalization, as in DINOv2.
+AUTHORS = {
+    'dino': [
+        *(2.083422, 2.044103, 2.02089, 1.962175, 1.909258),
+        *(1.870376, 1.846145, 1.830161, 1.821576, 1.817155),
+    ],
+    'ibot': [
+        *(1.743375, 1.621601, 1.485165, 1.334472, 1.132509),
+        *(0.825723, 0.895298, 0.833642, 0.815013, 0.824173),
+    ],
+    'koleo': [
+        *(8.166786, 6.640918, 5.501073, 4.820299, 4.054929),
+        *(3.492868, 3.452194, 2.825526, 2.87068, 2.117382),
+    ],
+    'gram': [0, 0, 0, 0.517091, 0.513511, 0.503181, 0.460357, 0.404244, 0.339772, 0.27818],
+    'loss': [
+        *(4.643476, 4.329796, 4.056163, 4.812858, 4.474283),
+        *(4.051748, 4.007376, 3.754843, 3.6032, 3.409426),
+    ],
+}
 
 
 @pytest.mark.slow
-def test_golden_steps():
-    found = [float(metrics['loss']) for _, metrics in trained()]
-    assert found == pytest.approx(GOLDEN, rel=1e-4)
+@pytest.mark.parity
+def test_ten_steps_are_the_authors():
+    for k, (_, metrics) in enumerate(trained()):
+        for name, values in AUTHORS.items():
+            assert float(metrics[name]) == pytest.approx(values[k], rel=1e-5, abs=2e-6), (k, name)
+
+
+@pytest.mark.slow
+def test_the_gram_teacher_is_the_average_at_its_steps():
+    """Taken before step 3, and again before step 7, without the heads."""
+    states = [state for state, _ in trained()]
+    for k, state in enumerate(states):
+        taken = {3: 2, 7: 6}.get(max(t for t in (0, 3, 7) if t <= k))
+        held = states[taken].ema if taken else params()
+        assert not {'dino_head', 'ibot_head'} & state.other_emas[COPY].keys()
+        for name, tree in state.other_emas[COPY].items():
+            jax.tree.map(np.testing.assert_array_equal, tree, held[name])
+    assert [float(metrics['gram']) > 0 for _, metrics in trained()] == [False] * 3 + [True] * 7
 
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_student_and_teacher_are_one_state_that_resumes_exactly():
-    for one, other in zip(trained(), trained(stop=2), strict=True):
+def test_student_and_teachers_are_one_state_that_resumes_exactly():
+    for one, other in zip(trained(), trained(stop=5), strict=True):
         jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
@@ -254,8 +301,9 @@ def test_the_last_layer_waits_and_the_teacher_follows():
         assert 0 < distance(state.params, state.ema) < distance(state.params, zeros)
 
 
-VIT = {'patch_size': 2, 'width': 8, 'depth': 1, 'mlp_dim': 16, 'num_heads': 2}
-ANCHORED = Task(gram=2.0).with_frozen({GRAM: FrozenModel(vit.Model(**VIT), None, (-1.0, 1.0))})
+FIELDS, ENCODER = MODEL.transferable()
+VIT = vit.Model(**{key: value for key, value in FIELDS.items() if key != 'name'})
+ANCHORED = Task(gram=2.0).with_frozen({GRAM: FrozenModel(VIT, None, (-1.0, 1.0))})
 
 
 def student(weights):
@@ -276,12 +324,12 @@ def moved(weights):
     """The Gram loss between crops with and without hidden patches."""
     apply, crops = student(weights), fold(BATCH['image'])
     masks = apply(BATCH['image'], method='block_masks', masked=1, ratios=(0.1, 0.5))
-    hidden, whole = apply(crops, hidden=fold(masks.hidden)), apply(crops)
+    hidden, whole = apply(crops, masked=fold(masks.hidden)), apply(crops)
     return unfold(self_distillation.gram(hidden['patches'], whole['patches']), B)
 
 
 def encoder():
-    return {name: params()[name] for name in dinov2.ENCODER}
+    return {name: params()[name] for name in ENCODER}
 
 
 @pytest.mark.slow
@@ -306,6 +354,28 @@ def test_the_anchor_sees_the_same_crops_in_twice_the_size():
     few = jax.ShapeDtypeStruct((B, 1, 16, 16, 3), jnp.float32)
     with pytest.raises(UserError, match='large_image'):
         jax.eval_shape(anchored, params(), resized, {**BATCH, 'large_image': few})
+
+
+@pytest.mark.slow
+def test_a_copy_of_the_average_replaces_a_file():
+    """Here both see what the student sees, with other parameters."""
+    task = dataclasses.replace(ANCHORED, gram_start=2, gram_refresh=3)
+    task = task.with_frozen(ANCHORED.frozen_models)
+    assert (task.snapshot.first, task.snapshot.every) == (5, 3)
+    weights = {GRAM: encoder(), COPY: jax.tree.map(lambda x: 2 * x + 0.1, encoder())}
+
+    @jax.jit
+    def found(step, file, copy):
+        apply = student(params())
+        apply.step, apply.frozen = step, task.bind_frozen({GRAM: {'params': file}})
+        apply.frozen[COPY] = task.snapshot.bind(MODEL, {'params': copy})
+        return task.outputs(apply, BATCH)['gram']
+
+    losses = [found(step, *weights.values()) for step in (1, 2, 4, 5, 6)]
+    file, copy = (found(4, tree, tree) for tree in weights.values())
+    assert not np.asarray(losses[0]).any() and (np.abs(file - copy) > 1e-3).any()
+    for loss, expected in zip(losses[1:], (file, file, copy, copy), strict=True):
+        np.testing.assert_allclose(loss, expected, atol=1e-6)
 
 
 def test_features_are_resized_as_by_pytorch():
@@ -342,6 +412,7 @@ def test_evaluation_is_of_whole_images():
         ({'mask_ratios': (0.5, 0.1)}, r'mask_ratios=\(0.5, 0.1\):'),
         ({'masked': 3}, 'config.task.masked=3: .*2 global'),
         ({'gram': -1.0}, r'config.task.gram=-1.0: .* 0'),
+        ({'gram_refresh': -1}, r'config.task.gram_refresh=-1: .* 0'),
         ({'gram_negatives': 'dropped'}, "unknown config.task.gram_negatives 'dropped'"),
         ({'std': (0.2,)}, 'config.task.std=.*: must be positive, and given with mean'),
     ],

@@ -1,19 +1,25 @@
 """Runs of DINOv2: mistakes in one line, one's own images, exact resume, a ViT that starts there."""
 
-import dataclasses
+import pathlib
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import doors
 from helpers.experiments import ROOT
+from helpers.pictures import images_like
 from helpers.runs import digest, metrics
 from PIL import Image
 
 import vit_jax
+from experiments.dinov2 import own
+from vit_jax import interop
 from vit_jax.config import load
 from vit_jax.errors import UserError
-from vit_jax.interop.trained import TrainedModel
-from vit_jax.models.dinov2 import ENCODER, SAME
+from vit_jax.interop.families import authors_dinov3
+from vit_jax.models import dinov2, vit
+from vit_jax.tasks.dinov2 import COPY
 from vit_jax.trainer import build, start
 from vit_jax.trainer.loop import Preempted
 
@@ -47,14 +53,19 @@ def test_mistakes_are_found_before_anything_is_written(override, message):
     assert '\n' not in str(caught.value)
 
 
+def write_photos(folder: pathlib.Path, count: int) -> None:
+    """Write images of noise, without labels."""
+    rng = np.random.default_rng(0)
+    (folder / 'photos' / 'all').mkdir(parents=True)
+    for i in range(count):
+        pixels = rng.integers(0, 256, (40, 30 + i % 20, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / 'photos' / 'all' / f'{i}.png')
+
+
 @pytest.mark.long
 @pytest.mark.process
 def test_images_of_ones_own_need_no_labels(tmp_path):
-    rng = np.random.default_rng(0)
-    (tmp_path / 'photos' / 'all').mkdir(parents=True)
-    for i in range(400):
-        pixels = rng.integers(0, 256, (40, 30 + i % 20, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(tmp_path / 'photos' / 'all' / f'{i}.png')
+    write_photos(tmp_path, 400)
     sizes = {'width': 16, 'depth': 1, 'mlp_dim': 32, 'num_heads': 2, 'prototypes': 16}
     sizes |= {'hidden': 16, 'bottleneck': 8, 'patch_size': 14}
     overrides = [
@@ -95,36 +106,72 @@ LARGER = (
 )
 GRAM = ('task.gram=2.0', f'task.gram_teacher={ANCHOR}', 'task.gram_size=16')
 ANCHORED = (*GRAM, f'data.transforms={LARGER}', 'total=4 steps', 'every.checkpoint=1')
+# Of a student of DINOv3, with a copy of the average from the second step on.
+COPIED = (*ANCHORED, 'task.gram_refresh=1')
+OWN3 = f'{OWN},v3'
+
+
+SIZES = {'patch_size': 2, 'width': 32, 'depth': 1, 'mlp_dim': 64, 'num_heads': 2}
+
+
+def encoder_of(config) -> vit.Model:
+    """The ViT of a student's config."""
+    student = {key: value for key, value in config.model.to_dict().items() if key != 'name'}
+    fields = dinov2.Model(**student).transferable()[0]
+    return vit.Model(**{key: value for key, value in fields.items() if key != 'name'})
+
+
+def write_encoder(config, kind: str, folder: pathlib.Path) -> str:
+    """Write a random ViT with the fields of a student to a file; return its path."""
+    trained = doors.trained(encoder_of(config))
+    if kind != 'pth':
+        interop.write(trained, folder / 'released')
+        return str(folder / 'released')
+    torch = pytest.importorskip('torch')
+    arrays = authors_dinov3.write(trained).arrays
+    torch.save({k: torch.from_numpy(np.array(v)) for k, v in arrays.items()}, folder / 'a.pth')
+    return str(folder / 'a.pth')
 
 
 @pytest.mark.slow
-def test_pre_training_goes_on_from_an_encoder():
-    """Student and average start from the file, the heads and the mask token are new."""
-    config = load.load(OWN)
+@pytest.mark.parametrize(
+    ('flags', 'kind'),
+    [(',v3', 'transformers'), (',v3', 'pth')],
+)
+def test_pre_training_goes_on_from_an_encoder(flags, kind, tmp_path):
+    """Student, average and Gram teacher start from the file; heads and mask token are new."""
+    given = [f'model.{key}={value}' for key, value in SIZES.items()]
+    given += ['task.gram=2.0', 'task.gram_teacher=average', f'data.source=folder:{tmp_path}/photos']
+    given += ['evals.minival.transforms=resize(8)']
+    colors = doors.COLORS if kind == 'transformers' else {'mean': own.MEAN, 'std': own.STD}
+    given += [f'task.{key}={value}' for key, value in colors.items()]
+    write_photos(tmp_path, 40)
+    config = load.load(f'{OWN}{flags}', given)
+    path = write_encoder(config, kind, tmp_path)
+    config = load.override(config, [f'init.from={path}'])
     training = build.build(config, jax.devices()[:1])
-    shapes = training.program.abstract_state.params
-    rng = np.random.default_rng(0)
-    drawn = {
-        name: jax.tree.map(lambda s: rng.normal(size=s.shape).astype(np.float32), shapes[name])
-        for name in ENCODER
-    }
-    fields = {name: config.model[name] for name in SAME if name in config.model}
-    released = TrainedModel.from_file(drawn, {'name': 'vit', **fields}, (8, 8), 'a test')
-    init = dataclasses.replace(training.run.init, checkpoint='a file')
-    run = dataclasses.replace(training.run, init=init)
-    training = dataclasses.replace(training, run=run)
-    params = start.find_origin(training, checkpoint=released).params
-    assert params.keys() == set(ENCODER)
+    params = start.find_origin(training).params
+    model, variables = vit_jax.load(path, image_size=8)
+    assert params.keys() == variables['params'].keys()
+    released = variables['params']
     state = training.program.layout.create(training.program.init, params)
-    for tree in (state.params, state.ema):
-        jax.tree.map(np.testing.assert_array_equal, {k: tree[k] for k in ENCODER}, drawn)
+    for tree in (state.params, state.ema, state.other_emas[COPY]):
+        found = {name: tree[name] for name in released}
+        jax.tree.map(np.testing.assert_array_equal, found, released)
     assert {'dino_head', 'ibot_head', 'mask_token'} <= state.params.keys()
+    if kind == 'pth':
+        images = images_like(2, 8, 8, 3)
+        student, released = training.program.model, jax.tree.map(jnp.asarray, variables)
+        expected = model.apply(released, 2 * images - 1)
+        seen = (images - jnp.asarray(own.MEAN)) / jnp.asarray(own.STD)
+        found = student.apply({'params': state.params}, seen)
+        np.testing.assert_allclose(found['tokens'], expected['tokens'], atol=1e-5)
 
 
 @pytest.mark.long
 @pytest.mark.process
 def test_an_anchored_run_resumes_exactly_and_goes_on_at_twice_the_size(tmp_path):
-    config = load.load(OWN, ANCHORED)
+    config = load.load(OWN3, COPIED)
     vit_jax.train(config, tmp_path / 'whole')
     with pytest.raises(Preempted):
         vit_jax.train(config, tmp_path / 'resumed', stop_at=2)
@@ -132,9 +179,9 @@ def test_an_anchored_run_resumes_exactly_and_goes_on_at_twice_the_size(tmp_path)
     assert digest(tmp_path / 'resumed') == digest(tmp_path / 'whole')
     assert metrics(tmp_path / 'whole')[-2]['train/gram'] > 0
     larger = LARGER.replace('(16)', '(32)').replace('(8)', '(16)')
-    overrides = [*ANCHORED, f'data.transforms={larger}', f'init.from={tmp_path}/whole']
+    overrides = [*COPIED, f'data.transforms={larger}', f'init.from={tmp_path}/whole']
     overrides += ['init.select=', 'evals.minival.transforms=resize(16)']
-    vit_jax.train(load.load(OWN, overrides), tmp_path / 'high')
+    vit_jax.train(load.load(OWN3, overrides), tmp_path / 'high')
 
 
 @pytest.mark.long
@@ -152,7 +199,7 @@ def test_an_anchor_is_the_same_in_any_layout(devices, parallel, microbatches):
 
 def _stepped(devices, parallel, microbatches):
     """Metrics after two steps."""
-    config = load.load(OWN, ANCHORED)
+    config = load.load(OWN3, COPIED)
     with config.unlocked():
         config.parallel = parallel
         config.step = dict(config.get('step', {}), accum_steps=microbatches)

@@ -7,8 +7,9 @@ arXiv:2508.10104, section 4.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -23,10 +24,12 @@ from vit_jax.ops import resize, self_distillation
 from vit_jax.ops.terms import Term
 from vit_jax.tasks import _views
 from vit_jax.tasks._views import fold, unfold
-from vit_jax.tasks.base import Apply, Batch, Sums
+from vit_jax.tasks.base import Apply, Batch, FrozenModel, Snapshot, Sums
 
 LARGE = 'large_image'
 GRAM = 'gram_teacher'
+AVERAGE = 'average'
+COPY = 'gram_average'  # of the average's parameters
 SHOWN = 3  # prototypes per image in `predict`
 
 
@@ -37,9 +40,9 @@ class Task(_views.Views):
     See `Views` for the batch.
 
     In long training or on few images, patch features can degrade while image features still
-    improve. `gram` then anchors patch similarities to a frozen model, such as an earlier
-    checkpoint. It may see the same global crops at twice the size, in `large_image`
-    [B G 2H 2W C], for smoother similarities (DINOv3, section 4.3).
+    improve. `gram` then anchors patch similarities to a Gram teacher: a frozen model, such as an
+    earlier checkpoint, or a copy of the average. It may see the same global crops at twice the
+    size, in `large_image` [B G 2H 2W C], for smoother similarities (DINOv3, section 4.3).
 
     Attributes:
       student_temp: Temperature of the student's softmax.
@@ -52,8 +55,13 @@ class Task(_views.Views):
       masked: Number of global crops per image with masked patches.
       mask_ratios: Range of the share of masked patches in these crops.
       gram: Weight of the Gram loss, see `ops.self_distillation.gram`; 0 for none.
-      gram_teacher: Checkpoint of the Gram teacher, a ViT that `vit_jax.load` reads.
-      gram_size: Height and width of the Gram teacher's images; 0 for the checkpoint's.
+      gram_start: Number of completed steps from which the Gram loss counts.
+      gram_teacher: Checkpoint of the Gram teacher, a ViT that `vit_jax.load` reads; or 'average'
+        for a copy of the average at `gram_start`.
+      gram_refresh: Steps after which a copy of the average replaces the Gram teacher, again and
+        again; 0 to keep the first.
+      gram_size: Height and width of the Gram teacher's images; 0 for the checkpoint's, or for those
+        of the crops.
       gram_negatives: Treatment of negative similarities: 'kept', 'cut' or 'cut_of_teacher'.
     """
 
@@ -67,7 +75,9 @@ class Task(_views.Views):
     masked: int = 1
     mask_ratios: tuple[float, float] = (0.1, 0.5)
     gram: float = 0.0
+    gram_start: int = 0
     gram_teacher: str = ''
+    gram_refresh: int = 0
     gram_size: int = 0
     gram_negatives: str = 'kept'
 
@@ -77,7 +87,7 @@ class Task(_views.Views):
     def __post_init__(self) -> None:
         for key in ('student_temp', 'teacher_temp', 'first_teacher_temp'):
             self.require(key, getattr(self, key) > 0, 'positive')
-        weights = ('ibot', 'koleo', 'gram', 'gram_size')
+        weights = ('ibot', 'koleo', 'gram', 'gram_size', 'gram_start', 'gram_refresh')
         for least, keys in ((1, ('warmup', 'sinkhorn', 'masked')), (0, weights)):
             for key in keys:
                 self.require(key, getattr(self, key) >= least, f'at least {least}')
@@ -89,12 +99,20 @@ class Task(_views.Views):
     @property
     def frozen(self) -> Mapping[str, str]:
         """Checkpoint of the Gram teacher, if there is one."""
-        return {GRAM: self.gram_teacher} if self.gram else {}
+        return {GRAM: self.gram_teacher} if self.gram and self.gram_teacher != AVERAGE else {}
 
     @property
     def frozen_sizes(self) -> Mapping[str, tuple[int, int]]:
         """Image size of the Gram teacher, if set."""
         return {GRAM: (self.gram_size, self.gram_size)} if self.gram_size else {}
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """Copy of the average as the Gram teacher."""
+        if not self.gram or (self.frozen and not self.gram_refresh):
+            return None
+        first = self.gram_start + (self.gram_refresh if self.frozen else 0)
+        return Snapshot(COPY, first, self.gram_refresh, 'encode', '_head$')
 
     def outputs(self, apply: Apply, batch: Batch) -> dict[str, Any]:
         """Compute scores of teacher and student, and the student's features.
@@ -116,7 +134,7 @@ class Task(_views.Views):
         masks = apply(crops, method='block_masks', masked=masked, ratios=self.mask_ratios)
         folded, hidden = fold(crops), fold(masks.hidden)
         teacher = apply.average(folded, places=masks.places)
-        student = apply(folded, hidden=hidden, places=masks.places)
+        student = apply(folded, masked=hidden, places=masks.places)
         scores = [unfold(student['scores'], rows)]
         if local is not None:
             scores.append(unfold(apply(fold(local))['scores'], rows))
@@ -204,25 +222,56 @@ class Task(_views.Views):
           size: Height and width of the student's crops.
           patches: Student's patch tokens of all global crops.
         """
-        if GRAM not in apply.frozen:
-            raise UserError('config.task.gram_teacher: the teacher is only loaded in training')
-        model, side = self.frozen_models[GRAM], math.isqrt(math.prod(size) // patches.shape[1])
         crops = fold(batch[LARGE] if LARGE in batch else self.global_views(batch))
         if len(crops) != len(patches):
             raise UserError(
                 f'config.data.transforms: {LARGE} and image need the same number of views'
             )
-        view = model.view(self.unscale(crops))
-        teacher_outputs, stride = apply.frozen[GRAM](view), model.module.stride
-        if 'tokens' not in teacher_outputs or not stride:
+        side = math.isqrt(math.prod(size) // patches.shape[1])
+        grid, images = (size[0] // side, size[1] // side), self.unscale(crops)
+
+        def losses(patches_of: Callable[..., Array]) -> Array:
+            return self_distillation.gram(
+                patches, patches_of(apply, images, side, grid), self.gram_negatives
+            )
+
+        from_file = functools.partial(losses, self._file_patches)
+        from_copy = functools.partial(losses, self._copied_patches)
+        snapshot, choose = self.snapshot, from_copy if not self.frozen else from_file
+        if snapshot and self.frozen:
+            choose = functools.partial(
+                jax.lax.cond, apply.step < snapshot.first, from_file, from_copy
+            )
+        if not self.gram_start:
+            return choose()
+        return jax.lax.cond(apply.step < self.gram_start, lambda: jnp.zeros(len(patches)), choose)
+
+    def _file_patches(
+        self, apply: Apply, images: Float[Array, 'R H W C'], side: int, grid: tuple[int, int]
+    ) -> Float[Array, 'R N D']:
+        """Compute patches of the checkpoint `gram_teacher` on a grid, of images in [0, 1]."""
+        del side
+        if GRAM not in apply.frozen:
+            raise UserError('config.task.gram_teacher: the teacher is only loaded in training')
+        model = self.frozen_models[GRAM]
+        view = model.view(images)
+        outputs, stride = apply.frozen[GRAM](view), model.module.stride
+        if 'tokens' not in outputs or not stride:
             raise UserError(
                 f'config.task.gram_teacher={self.gram_teacher}: a '
                 f'{type(model.module).__module__.rpartition(".")[2]} has no patch tokens'
             )
-        grid = (view.shape[1] // stride, view.shape[2] // stride)
-        tokens = teacher_outputs['tokens'][:, -math.prod(grid) :]
-        tokens = resize_features(tokens, grid, (size[0] // side, size[1] // side))
-        return self_distillation.gram(patches, tokens, self.gram_negatives)
+        old = (view.shape[1] // stride, view.shape[2] // stride)
+        return resize_features(outputs['tokens'][:, -math.prod(old) :], old, grid)
+
+    def _copied_patches(
+        self, apply: Apply, images: Float[Array, 'R H W C'], side: int, grid: tuple[int, int]
+    ) -> Float[Array, 'R N D']:
+        """Compute patches of the copied average on a grid, of images in [0, 1]."""
+        own = FrozenModel(None, self.frozen_sizes.get(GRAM), self.value_range, self.normalization)
+        view = own.view(images)
+        old = (view.shape[1] // side, view.shape[2] // side)
+        return resize_features(apply.frozen[COPY](view)['patches'], old, grid)
 
     def _check_crops(self, crops: int) -> None:
         if crops < 2:
