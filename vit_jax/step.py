@@ -41,8 +41,7 @@ class TrainState:
       frozen: Variables of the task's frozen models, unchanged and not saved; None without any.
       key: Data of the run's base key, uint32 [2]; the keys of a step are folded from it, so
         that a resumed run has the same randomness as an uninterrupted one.
-      other_emas: Further averages by `average_key`, and the task's snapshot by its name; None
-        without either.
+      other_emas: Further averages by `average_key`, and the task's snapshot by name; or None.
     """
 
     step: PyTree
@@ -148,8 +147,7 @@ class Optimizer:
       freeze: Patterns of the parameters that `tx` leaves unchanged. They are not differentiated,
         which saves the part of the backward pass that only they need.
       times: Durations of the run, for schedules that are not constant.
-      average: Function of the optimizer's state and the parameters that computes the state's
-        `ema`, for optimizers that average; None for `config.step.ema_decay`.
+      average: Function of the optimizer's state and the parameters that makes `ema`, or None.
     """
 
     tx: optax.GradientTransformation
@@ -225,7 +223,7 @@ def make_train_step(
         return dataclasses.replace(state, step=state.step + 1, **changed), metrics
 
     wrapped = with_average(train_step, step, optimizer.times) if step.ema_decay else train_step
-    wrapped = with_skips(wrapped) if step.max_skips else wrapped
+    wrapped = param_groups.with_skips(wrapped) if step.max_skips else wrapped
     return task.snapshot.wrap(wrapped) if task.snapshot else wrapped
 
 
@@ -275,27 +273,6 @@ def with_average(train_step: TrainStep, step: Step, times: Durations | None) -> 
         return dataclasses.replace(after, ema=ema, other_emas=other_averages or None), metrics
 
     return averaging_step
-
-
-def with_skips(train_step: TrainStep) -> TrainStep:
-    """Keep the state, with its `step` advanced, where a metric is not finite.
-
-    Schedules follow `step`, which counts such steps too.
-    """
-
-    def skipping_step(state: TrainState, batch: Batch):
-        opt_state = param_groups.at_step(state.opt_state, state.step)
-        after, metrics = train_step(dataclasses.replace(state, opt_state=opt_state), batch)
-        return keep_finite(state, after, metrics), metrics
-
-    return skipping_step
-
-
-def keep_finite(before: TrainState, after: TrainState, metrics: dict[str, jax.Array]) -> TrainState:
-    """Return state `after`, or `before` with an advanced `step` if a metric is not finite."""
-    finite = jnp.all(jnp.isfinite(jnp.stack(list(metrics.values()))))
-    before = dataclasses.replace(before, step=after.step)
-    return jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, before)
 
 
 def global_positions(batch: Batch, axis_name: str | None) -> Int[Array, ' b']:

@@ -5,6 +5,7 @@ A pattern is a regular expression that may match anywhere in a path (`re.search`
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import functools
 import math
@@ -179,6 +180,23 @@ def at_step(state: PyTree, step: jax.Array) -> PyTree:
     return jax.tree_util.tree_map_with_path(
         set_count, state, is_leaf=lambda node: isinstance(node, schedules)
     )
+
+
+def with_skips(train_step: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep the state, with its `step` advanced, where a metric is not finite.
+
+    Schedules follow `step`, which counts such steps too.
+    """
+
+    def skipping_step(state: Any, batch: Any) -> tuple[Any, dict[str, jax.Array]]:
+        opt_state = at_step(state.opt_state, state.step)
+        after, metrics = train_step(dataclasses.replace(state, opt_state=opt_state), batch)
+        finite = jnp.all(jnp.isfinite(jnp.stack(list(metrics.values()))))
+        before = dataclasses.replace(state, step=after.step)
+        kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, before)
+        return kept, metrics
+
+    return skipping_step
 
 
 def check_number(key: str, value: Any, holds: Callable[[float], bool], must: str) -> None:

@@ -337,10 +337,8 @@ def compile_program(
     def init(params: Mapping[str, Any] | None = None, frozen_variables: Any = None) -> TrainState:
         variables = draft.initialize(params or {})
         decays = run.step.ema_decays
-        has_average = bool(decays) or optimizer.average is not None
-        state = init_state(
-            variables, optimizer.tx, run.seed, has_average, decays[1:], task.snapshot
-        )
+        ema = bool(decays) or optimizer.average is not None
+        state = init_state(variables, optimizer.tx, run.seed, ema, decays[1:], task.snapshot)
         frozen_variables = frozen.zeros if frozen and frozen_variables is None else frozen_variables
         return dataclasses.replace(state, frozen=frozen_variables or None)
 
