@@ -40,7 +40,7 @@ def test_every_function_that_is_listed_can_be_named():
 
 def test_arguments_that_no_text_can_give_are_left_out():
     (tokenize,) = (entry for entry in _catalog.transforms() if entry.name == 'tokenize')
-    assert tokenize.arguments == '(field=None, length=None, max_len=None, pad=0)'
+    assert tokenize.arguments == '(field=None, length=None, max_len=None, pad=0, end=True)'
 
 
 def test_experiments_of_a_folder_have_arguments(tmp_path: pathlib.Path):

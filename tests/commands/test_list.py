@@ -31,7 +31,7 @@ def test_text_and_json_have_the_same_names(capsys, kind):
 
 def test_words_choose_names(capsys):
     names = [entry['name'] for entry in json.loads(run(capsys, 'models', 'vit', 'detr', '--json'))]
-    assert names == ['detr', 'detr_panoptic', 'vit', 'vit_adaptors', 'vit_factorized']
+    assert names == ['detr', 'detr_panoptic', 'rf_detr', 'vit', 'vit_adaptors', 'vit_factorized']
     assert json.loads(run(capsys, 'variants', 'nothing', '--json')) == []
 
 

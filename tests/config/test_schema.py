@@ -14,7 +14,7 @@ KEYS = {
     'cooldown_form',
     'optim.decay_schedule': 'name warmup cooldown timescale boundaries factor power init final '
     'cooldown_form',
-    'step': 'accum_steps ema_decay ema_schedule ema_warmup max_skips sam sam_schedule',
+    'step': 'accum_steps ema_decay ema_schedule ema_start ema_warmup max_skips sam sam_schedule',
     'step.sam': 'rho alpha',
     'every': 'log eval checkpoint examples',
     'checkpoint': 'keep_last keep_every keep_steps keep_best',

@@ -63,7 +63,7 @@ def test_parity_with_torch_in_both_directions():
 @pytest.mark.parametrize('reverse', [False, True])
 def test_what_stands_in_the_padding_does_not_matter(reverse):
     params = perturbed(1)
-    other = np.where(MASK[..., None], X, np.float32(100))
+    other = jnp.where(MASK[..., None], X, 100.0)
     np.testing.assert_array_equal(run(params, reverse=reverse), run(params, other, reverse=reverse))
 
 

@@ -69,17 +69,17 @@ def test_an_extended_run_is_the_one_that_was_longer_from_the_start(make_config, 
 @pytest.mark.parametrize(
     ('schedule', 'total', 'message'),
     [
-        ({'warmup': '50%'}, 8, 'step 2 .*0.0015.*0.00075'),
+        ({'warmup': '50%'}, 8, r'step 2 .*0\.0015.*0\.00075'),
         pytest.param({'cooldown': '2'}, 8, 'step 4 .*', marks=pytest.mark.long),
-        ({'name': 'cosine'}, 8, 'schedule.*config.total'),
-        ({}, 3, "config.total='3 steps'.* 4"),
+        ({'name': 'cosine'}, 8, r'step 4 .*0\.0015'),
+        ({}, 3, r"config\.total='3 steps'.* 4"),
     ],
 )
 @pytest.mark.usefixtures('one_train_step')  # what is refused hangs on configs alone
 def test_what_cannot_go_on_stays_as_it_is(make_config, tmp_path, schedule, total, message):
     train.train(make_config(4, **schedule), tmp_path / 'run')
     before = files(tmp_path / 'run')
-    with pytest.raises(UserError, match=message.replace('.', r'\.')):
+    with pytest.raises(UserError, match=message):
         train.train(make_config(total, **schedule), tmp_path / 'run', extend=True)
     assert files(tmp_path / 'run') == before
     with pytest.raises(UserError, match='--workdir') as error:
