@@ -40,6 +40,10 @@ SCENES = 'experiments/siglip/scenes.py'
 ON_EIGHT = {
     'siglip': (SCENES, ('batch_size=32',)),
     'dinov2': ('experiments/dinov2/cifar10.py', ('batch_size=32',)),
+    'siglip2': (
+        'experiments/siglip2/scenes.py',
+        ('batch_size=32', 'task.start=1', 'step.ema_start=1'),
+    ),
     'naflex': ('experiments/vit/digits_naflex.py', ('batch_size=32',)),
     'siglip_naflex': (
         SCENES,

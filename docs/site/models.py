@@ -102,6 +102,9 @@ CHECKED = {
         '1e-5',
         ('transformers_siglip',),
     ),
+    'siglip2': Checked(
+        'SigLIP, CapPa and DINOv2, loss by loss', 'tests/tasks/test_siglip2.py', '1e-6'
+    ),
     'siglip_naflex': Checked(
         "transformers' SigLIP 2",
         f'{TESTS}/test_transformers_siglip2.py',

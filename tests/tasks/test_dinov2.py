@@ -422,7 +422,7 @@ def test_mistakes(keywords, message):
         Task(**keywords).loss(drawn(), MASK)
 
 
-def test_a_single_global_crop_is_refused():
-    one = jax.tree.map(lambda x: x[:, :1] if x.ndim == 3 and x.shape[1] == G else x, drawn())
+def test_a_single_crop_is_refused():
+    one = {**drawn(), 'student': drawn()['student'][:, :1]}
     with pytest.raises(UserError, match=r"config.data.transforms: .*views\('image', 2"):
         Task().loss(one, MASK)

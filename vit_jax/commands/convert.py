@@ -38,8 +38,12 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     check_target(args.dst, 'dst')
     from vit_jax.inference import load
+    from vit_jax.interop import families
 
-    write(load.read(args.src, allowed=args.allow), args.dst, args.src)
+    trained = load.read(args.src, allowed=args.allow)
+    if not families.writers(str(trained.settings.model.name)):
+        trained = load.backbone(trained)  # such as the encoder of a DINOv2
+    write(trained, args.dst, args.src)
     return 0
 
 

@@ -280,10 +280,14 @@ def backbone(trained: TrainedModel) -> TrainedModel:
         collections={},
         spec={},  # only of images
     )
-    task: dict[str, Any] = {'name': 'classify'}
+    task: dict[str, Any] = {'name': trained.model.part_task}
     if trained.task.normalization is not None:
         task |= dict(zip(('mean', 'std'), trained.task.normalization, strict=True))
     part = part.with_groups(model=keywords, task=task)
+    if task['name'] != 'classify':  # a task of several, with the fields that they share
+        shared = {key: x for key, x in trained.task_config.items() if key in vars(part.task)}
+        spec = {k: s for k, s in trained.spec.items() if k in ('image', part.task.text)}
+        part = dataclasses.replace(part.with_groups(task={**shared, **task}), spec=spec)
     return part.adapted(model=part.model)
 
 

@@ -89,6 +89,7 @@ class Model(nn.Module):
       translates: Whether it maps sequences to sequences, like `EncoderDecoder`.
       generates_text: Whether it generates texts by searches that need the special ids of
         `vit_jax vocab`.
+      part_task: Task of the part that `transferable` describes.
     """
 
     head_layers: ClassVar[tuple[str, ...]] = ('head',)
@@ -99,6 +100,7 @@ class Model(nn.Module):
     image_method: ClassVar[str] = '__call__'
     translates: ClassVar[bool] = False
     generates_text: ClassVar[bool] = False
+    part_task: ClassVar[str] = 'classify'
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Let the constructor take groups as mappings, and their keys under flat names."""

@@ -152,6 +152,7 @@ class Task(abc.ABC):
       inert: Fields that are paths of files, or do not change predictions or metrics of a trained
         model.
       snapshot: Copy of the averaged parameters that the task reads in training; None for none.
+      durations: Fields that are durations, such as '80%'; in a run they are numbers of steps.
       headline: Metrics of `evaluate` and `derive` shown in one line of text; empty for all.
     """
 
@@ -160,6 +161,7 @@ class Task(abc.ABC):
     classifies: ClassVar[bool] = False
     multiple_reason: ClassVar[str] = ''
     inert: ClassVar[tuple[str, ...]] = ('mixup', 'cutmix', 'locked_image', 'chunk', 'prior')
+    durations: ClassVar[tuple[str, ...]] = ()
     headline: ClassVar[tuple[str, ...]] = ()
     snapshot: ClassVar[Any] = None
 

@@ -74,7 +74,7 @@ class Task(base.Task):
         """Add `parallel` [B]: which captions are predicted in parallel."""
         if not self.parallel:
             return batch
-        keys = example_keys(key, len(batch['image']))
+        keys = example_keys(key, len(jax.tree.leaves(batch)[0]))
         is_parallel = jax.vmap(lambda key: jax.random.bernoulli(key, self.parallel))(keys)
         return batch | {'parallel': is_parallel}
 

@@ -162,9 +162,9 @@ class Task(_views.Views):
         log K if all prototypes are used equally.
 
         Raises:
-          UserError: if there is only one global crop, or fewer than `masked`.
+          UserError: if there is only one crop, or fewer global ones than `masked`.
         """
-        self._check_crops(outputs['teacher'].shape[1])
+        self._check_crops(outputs['teacher'].shape[1], outputs['student'].shape[1])
         mask = self.mask(batch)
         targets = self._targets(outputs, mask)
         count = mask.sum()
@@ -273,10 +273,10 @@ class Task(_views.Views):
         old = (view.shape[1] // side, view.shape[2] // side)
         return resize_features(apply.frozen[COPY](view)['patches'], old, grid)
 
-    def _check_crops(self, crops: int) -> None:
-        if crops < 2:
+    def _check_crops(self, crops: int, views: int) -> None:
+        if views < 2:
             raise UserError(
-                'config.data.transforms: DINOv2 needs at least two global crops; add '
+                'config.data.transforms: DINOv2 needs at least two crops; add '
                 "views('image', 2, 'inception_crop(224, 32)|flip')"
             )
         if crops < self.masked:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -56,7 +56,7 @@ class Task(base.Task):
     std: tuple[float, ...] = ()
     prompts: tuple[tuple[int, ...], ...] = ()
 
-    rngs = ('dropout',)
+    rngs: ClassVar[tuple[str, ...]] = ('dropout',)
     couples_rows = True
 
     def __post_init__(self) -> None:

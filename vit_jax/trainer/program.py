@@ -241,6 +241,10 @@ def make_program(
     model, task = objects.make_model(run.model), objects.make_task(run.task)
     if num_classes:
         task = task.for_data(num_classes, shares)
+    if task.durations:
+        named = {name: getattr(task, name) for name in task.durations}
+        steps = {name: times.steps(text, f'config.task.{name}') for name, text in named.items()}
+        task = dataclasses.replace(task, **steps)
     task, frozen = read_frozen(run, task) if task.frozen else (task, None)
     _check_batch_norm(model, layout, run.step.accum_steps)
     for shape in shapes:
