@@ -7,7 +7,7 @@ DINOv2 (Oquab et al., 2023, arXiv:2304.07193) has the losses of DINO (arXiv:2104
 import functools
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -80,6 +80,7 @@ class Model(Backbone):
         learned positions that do not form a square.
     """
 
+    num_classes: ClassVar[None] = None  # type: ignore[misc]  # a student learns without classes
     block: BlockFields = BlockFields(gelu='erf')
     prototypes: int = 65536
     patch_prototypes: int | None = None
@@ -89,10 +90,6 @@ class Model(Backbone):
 
     def __post_init__(self) -> None:
         check_counts(self, 'prototypes', 'hidden', 'bottleneck', 'patch_bottleneck')
-        if self.num_classes:
-            raise UserError(
-                f'num_classes={self.num_classes}: a student learns without classes; leave it out'
-            )
         super().__post_init__()  # checks the group
         check_choice('pool.kind of a student', self.pool.kind, SUMMARIES)
         if self.positions.kind == 'relative':
