@@ -51,7 +51,7 @@ def get_config(variant: str = 'B/16', naflex: bool = False) -> ConfigDict:
     data = dict(source='tar:pairs.tar', vocab='tokenizer.json')
     text = "lower('caption')|tokenize('caption', 64)"
     config.data = dict(data, split='train[:99%]')
-    config.data.transforms = f'{VIEWS.format(256, 96, colors=COLORS)}|resize(256)|{text}'
+    config.data.transforms = f'resize(256)|{text}|{VIEWS.format(256, 96, colors=COLORS)}'
     test = dict(data, split='train[99%:]', transforms=f'resize(256)|{text}')
     config.evals = dict(test=test, retrieval=dict(test, evaluator='retrieval'))
 

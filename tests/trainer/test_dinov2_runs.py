@@ -32,7 +32,7 @@ GLOBAL = "views('image', 2, 'inception_crop(8)')"
     ('override', 'message'),
     [
         ('batch_size=1', r'config.batch_size=1: .* dinov2'),
-        ('data.transforms=flip', 'config.data.transforms: .*global crops'),
+        ('data.transforms=flip', 'config.data.transforms: .*crops'),
         (
             f"data.transforms={GLOBAL}|views('local_image', 2, 'inception_crop(4)')",
             'config.data.transforms: .*local_image',

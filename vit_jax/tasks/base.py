@@ -20,6 +20,7 @@ from vit_jax.ops.sequences import Normalization
 from vit_jax.ops.terms import Term
 
 if TYPE_CHECKING:
+    from vit_jax.config.run import Durations
     from vit_jax.ops.search import Search
 
 Batch = dict[str, Any]
@@ -169,6 +170,12 @@ class Task(abc.ABC):
         """Raise UserError unless a field's value is valid; `span` describes the valid values."""
         if not is_valid:
             raise UserError(f'config.task.{name}={getattr(self, name)}: must be {span}')
+
+    def in_steps(self, times: Durations) -> Task:
+        """Return the task with its `durations` in steps of the run."""
+        texts = {name: getattr(self, name) for name in self.durations}
+        steps = {name: times.steps(text, f'config.task.{name}') for name, text in texts.items()}
+        return dataclasses.replace(self, **steps) if steps else self
 
     def for_data(self, num_classes: int, shares: np.ndarray | None) -> Task:
         """Return the task adapted to the training data; itself by default.

@@ -239,19 +239,15 @@ def make_program(
       UserError: if the config or the data do not suit model, task, optimizer or devices.
     """
     model, task = objects.make_model(run.model), objects.make_task(run.task)
+    task = task.in_steps(times) if task.durations else task
     if num_classes:
         task = task.for_data(num_classes, shares)
-    if task.durations:
-        named = {name: getattr(task, name) for name in task.durations}
-        steps = {name: times.steps(text, f'config.task.{name}') for name, text in named.items()}
-        task = dataclasses.replace(task, **steps)
     task, frozen = read_frozen(run, task) if task.frozen else (task, None)
     _check_batch_norm(model, layout, run.step.accum_steps)
     for shape in shapes:
         _check_rows(run, task, layout, shape.rows)
-    draft = with_frozen(
-        with_lora(with_mup(draft_program(run, model, task, shapes[-1].spec))), frozen
-    )
+    draft = with_mup(draft_program(run, model, task, shapes[-1].spec))
+    draft = with_frozen(with_lora(draft), frozen)
     order, largest = model.layer_order(), model.largest
     tx, lr = optim.make_optimizer(draft.params, draft.optim, times, order, draft.factors, largest)
     average = None
