@@ -9,7 +9,7 @@ import pytest
 from helpers.messages import says
 
 from vit_jax.errors import UserError
-from vit_jax.viz import detect, figures
+from vit_jax.viz import detect, detect_groups, figures
 from vit_jax.viz.photo import Context, Photo
 
 
@@ -87,6 +87,15 @@ def test_a_frame_and_a_label_for_every_object():
         assert frames == {(20, 0, 20, 30), (40, 30, 40, 30)}
         colors = {p.get_edgecolor() for p in axes.patches}
         assert len(colors) == 3  # two, and the white around both
+
+
+def test_a_box_has_one_label_and_files_have_all_classes():
+    """Where each class of a query has a score, the picture shows the best."""
+    prediction = {**PREDICTION, 'queries': np.array([4, 7, 4])}
+    viz, low = detect_groups.Viz(), context(0.0)
+    texts = [text.get_text() for text in viz.draw([prediction], [photo()], low).axes[0].texts]
+    assert sorted(text for text in texts if text) == ['car 0.20', 'car 0.90']
+    assert len(viz.rows(prediction, photo(), low)) == 3
 
 
 def test_labels_lie_in_the_image_and_not_on_each_other():

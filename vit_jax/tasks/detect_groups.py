@@ -69,7 +69,7 @@ class Task(detect.SetTask):
         return Blocks(logits, stack('boxes'), stages | {'first_': slice(0, groups)})
 
     def to_predictions(self, outputs: dict) -> dict[str, jax.Array]:
-        """Take the pairs of a query and a class that score highest, in order."""
+        """Take the pairs of a query and a class that score highest, in order, and the `queries`."""
         logits, boxes = outputs['logits'], box_ops.to_corners(outputs['boxes'])
         flat = logits.reshape(len(logits), -1)
         scores, pairs = jax.lax.top_k(jax.nn.sigmoid(flat), min(self.objects, flat.shape[1]))
@@ -77,6 +77,7 @@ class Task(detect.SetTask):
         return {
             'scores': scores,
             'labels': labels.astype(jnp.int32),
+            'queries': queries.astype(jnp.int32),
             'boxes': jnp.take_along_axis(boxes, queries[..., None], axis=1),
         }
 

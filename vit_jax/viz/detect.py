@@ -67,7 +67,11 @@ class Viz(base.Viz):
         Raises:
           UserError: if a transform of the run does not track the positions of pixels.
         """
-        shown = self._shown(prediction, context)
+        return self._rows(self._shown(prediction, context), prediction, photo, context)
+
+    def _rows(
+        self, shown: Int[np.ndarray, ' K'], prediction: Fields, photo: Photo, context: Context
+    ) -> list[dict[str, Any]]:
         return [
             {
                 'class': context.class_name(int(label)),
@@ -102,6 +106,10 @@ class Viz(base.Viz):
         order = np.argsort(-prediction['scores'], kind='stable')
         return order[prediction['scores'][order] >= context.flags.threshold]
 
+    def drawn(self, prediction: Fields, context: Context) -> Int[np.ndarray, ' K']:
+        """Return the indices of the predictions in the picture, sorted by score."""
+        return self._shown(prediction, context)
+
     def queries(self, outputs: Mapping[str, Any], context: Context) -> dict[int, str] | None:
         """Return the queries that detect objects in the first image, with their classes.
 
@@ -134,10 +142,11 @@ class Viz(base.Viz):
         """
         figure, cells = image_grid(photos)
         for axes, prediction, photo in zip(cells, predictions, photos, strict=True):
-            rows = self.rows(prediction, photo, context)
+            drawn = self.drawn(prediction, context)
+            rows = self._rows(drawn, prediction, photo, context)
             heading = self._heading(photo, len(rows), context)
             figures.show_image(axes, figures.as_picture(photo.original), heading, size=9)
-            classes = prediction['labels'][self._shown(prediction, context)].tolist()
+            classes = prediction['labels'][drawn].tolist()
             objects = [
                 Object(tuple(row['bbox']), f'{row["class"]} {row["score"]:.2f}', color)
                 for row, color in zip(rows, figures.object_colors(classes), strict=True)

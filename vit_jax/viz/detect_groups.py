@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from vit_jax.array_types import Float
+from vit_jax.array_types import Float, Int
 from vit_jax.viz import detect
+from vit_jax.viz.photo import Context, Fields
 
 
 class Viz(detect.Viz):
@@ -17,3 +18,9 @@ class Viz(detect.Viz):
         """Compute the probability of each class of a query."""
         probs: np.ndarray = 1 / (1 + np.exp(-logits))
         return probs
+
+    def drawn(self, prediction: Fields, context: Context) -> Int[np.ndarray, ' K']:
+        """Return the predictions in the picture: the best class of each query, sorted by score."""
+        shown = super().drawn(prediction, context)
+        _, best = np.unique(prediction['queries'][shown], return_index=True)
+        return shown[np.sort(best)]
