@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -259,6 +260,7 @@ def with_average(train_step: TrainStep, step: Step, times: Durations | None) -> 
     first_decay, *other_decays_now = schedules.average_decays(step, times)
     other_decays = dict(zip(map(average_key, step.ema_decays[1:]), other_decays_now, strict=True))
 
+    @functools.wraps(train_step)
     def averaging_step(state: TrainState, batch: Batch):
         after, metrics = train_step(state, batch)
 
@@ -416,7 +418,7 @@ class TrainApply:
 
     def average(self, *inputs: Any, method: str | None = None, **options: Any) -> Any:
         if self.ema is None:
-            raise UserError('config.step.ema_decay=0: the task needs an average, as of 0.996')
+            raise UserError('config.step.ema_decay=0: the task needs an average, such as 0.996')
         options = {'train': False} | options if method is None else {'method': method} | options
         variables = {'params': self.ema, **self.collections}
         outputs = self.model.apply(variables, *inputs, rngs=self._next_keys(), **options)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import jax
+import optax
 import pytest
 from helpers.messages import mentions, says
 from test_readme import ROOT, commands_in
@@ -16,10 +17,14 @@ from vit_jax import __main__
 from vit_jax.commands import launch
 from vit_jax.commands import preflight as command
 from vit_jax.config import load
+from vit_jax.config.run import Step
 from vit_jax.errors import EXIT_FAILED, UserError
 from vit_jax.nn.attention import POLICIES
 from vit_jax.profiling import compile_for, cost, hlo, pipeline, preflight, roofline, topology
 from vit_jax.rehearsal import ahead_of_time
+from vit_jax.step import make_eval_step, make_predict_step, make_train_step
+from vit_jax.tasks import classify
+from vit_jax.tasks.base import Snapshot
 
 DIGITS = 'experiments/vit/digits.py:smoke'
 LINEAR = 'tests/helpers/linear.py'
@@ -429,6 +434,21 @@ def test_a_mistake_is_one_line(fake_compiler):
 def test_both_messages_of_the_compiler_say_how_much_memory_there_is(message, needed):
     assert compile_for.overflow(message, state=7) == pytest.approx((needed, 15.75 * 2**30))
     assert compile_for.overflow('INTERNAL: Used all of it', state=7) is None
+
+
+class CopyingTask(classify.Task):
+    snapshot = Snapshot('teacher', first=1, every=0, method='__call__', omitted='^$')
+
+
+def test_a_step_keeps_the_name_by_which_the_compiler_writes_it():
+    train = make_train_step(None, CopyingTask(), optax.sgd(0.1), Step(ema_decay=0.9, max_skips=2))
+    (pattern,) = re.findall(r'module_re=(\S+)', compile_for.FLAGS)
+    for step in (
+        train,
+        make_eval_step(None, CopyingTask()),
+        make_predict_step(None, CopyingTask()),
+    ):
+        assert re.fullmatch(pattern, step.__name__)
 
 
 @with_compiler

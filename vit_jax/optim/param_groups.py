@@ -188,6 +188,7 @@ def with_skips(train_step: Callable[..., Any]) -> Callable[..., Any]:
     Schedules follow `step`, which counts such steps too.
     """
 
+    @functools.wraps(train_step)
     def skipping_step(state: Any, batch: Any) -> tuple[Any, dict[str, jax.Array]]:
         opt_state = at_step(state.opt_state, state.step)
         after, metrics = train_step(dataclasses.replace(state, opt_state=opt_state), batch)

@@ -121,9 +121,10 @@ class Snapshot(NamedTuple):
     def wrap(self, train_step: Callable[..., Any]) -> Callable[..., Any]:
         """Copy the average before the steps at which this is due, even skipped ones."""
 
+        @functools.wraps(train_step)
         def copying_step(state: Any, batch: Batch) -> Any:
             if state.ema is None:
-                raise UserError('config.step.ema_decay=0: the task needs an average, as of 0.996')
+                raise UserError('config.step.ema_decay=0: the task needs an average, such as 0.996')
             due, copies = self.due(state.step), dict(state.other_emas)
             copies[self.name] = jax.tree.map(
                 functools.partial(jnp.where, due), self.select(state.ema), copies[self.name]
