@@ -19,8 +19,8 @@ from ml_collections import ConfigDict
 SMOKE = pathlib.Path(__file__).parents[1] / 'distill' / 'smoke_teacher.npz'  # random, for digits
 STATISTICS = pathlib.Path(__file__).with_name('smoke_statistics.npz')
 TEACHERS = ('hf://facebook/dinov2-small', 'hf://google/vit-base-patch16-224')
+NAMES = ('dinov2', 'classifier')
 WIDTHS = (384, 768)
-FILES = ('dinov2.npz', 'classifier.npz')
 
 
 def get_config(only: int = -1) -> ConfigDict:
@@ -35,7 +35,8 @@ def get_config(only: int = -1) -> ConfigDict:
     config.model.summary_widths = config.model.patch_widths = tuple(WIDTHS[i] for i in chosen)
     config.task = dict(name='agglomerate', sizes=(112,) * len(chosen))
     config.task.teachers = tuple(TEACHERS[i] for i in chosen)
-    config.task.statistics = tuple(FILES[i] for i in chosen)
+    config.task.names = tuple(NAMES[i] for i in chosen)
+    config.task.statistics = tuple(f'{name}.npz' for name in config.task.names)
 
     images = dict(source='tfds:cifar10', cache=True)
     config.data = dict(images, split='train[:96%]', transforms='pad_and_crop(2)|flip', workers=0)
@@ -56,7 +57,8 @@ def smoke(config: ConfigDict) -> None:
     config.batch_size = 32
     config.model.update(patch_size=2, width=16, depth=1, mlp_dim=32, hidden=16)
     config.model.summary_widths = config.model.patch_widths = (8, 8)
-    config.task.update(teachers=(str(SMOKE),) * 2, sizes=(8, 24), statistics=(str(STATISTICS), ''))
+    config.task.update(teachers=(str(SMOKE),) * 2, sizes=(8, 24), names=())
+    config.task.statistics = (str(STATISTICS), '')
     config.data.update(source='digits', transforms='pad_and_crop(1)')
     for entry in config.evals.values():
         entry.update(source='digits', batch_size=100)

@@ -1,11 +1,15 @@
 """Several teachers at once: PHI-S, the losses, and a run that resumes and loads as a plain ViT."""
 
+import functools
+import pathlib
 import shutil
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.numpy
 import torch
 from helpers.experiments import ROOT
 from helpers.pictures import count, images_like, shapes
@@ -14,6 +18,7 @@ import vit_jax
 from vit_jax.__main__ import main
 from vit_jax.checkpoints import checkpointer
 from vit_jax.config import load, origin
+from vit_jax.data import sources
 from vit_jax.errors import UserError
 from vit_jax.models import vit, vit_adaptors
 from vit_jax.ops import phi_s
@@ -126,7 +131,12 @@ def test_a_vit_with_adaptors():
         'summary_0': (2, 3),
         'summary_1': (2, 5),
     }
-    for wrong in ({'patch_widths': (1,)}, {'hidden': 0}, {'summary_widths': (-1, 2)}):
+    for wrong in (
+        {'patch_widths': (1,)},
+        {'hidden': 0},
+        {'summary_widths': (-1, 2)},
+        {'adaptor': 2},
+    ):
         with pytest.raises(UserError):
             vit_adaptors.Model(**{'summary_widths': (3, 5), 'patch_widths': (0, 6), **wrong})
 
@@ -165,6 +175,94 @@ def flops_of(training):
     return task_flops.training_flops(program.model, program.task, training.data.spec)
 
 
+GOLDEN = f'{ROOT}/tests/golden/run_agglomerate'
+
+
+def predicted_by_hand(adaptor, x):
+    """An adaptor's outputs, in NumPy and float64."""
+    flat = {k: np.asarray(v, np.float64) for k, v in param_paths(adaptor).items()}
+    x = np.asarray(x, np.float64) @ flat['fc1/kernel'] + flat['fc1/bias']
+    x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
+    x = x * flat['norm/scale'] + flat['norm/bias']
+    x = torch.nn.functional.gelu(torch.tensor(x)).numpy()
+    return x @ flat['fc2/kernel'] + flat['fc2/bias']
+
+
+@pytest.mark.parametrize('number', [0, 1])
+def test_an_adaptor_by_name_is_in_the_space_of_its_teacher(number, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    params = checkpointer.load_variables(pathlib.Path(GOLDEN) / 'checkpoints')[1]['params']
+    image = images_like(2, 8, 8, 1)
+    plain, variables = vit_jax.load(GOLDEN)
+    own = jax.jit(plain.apply)(variables, image)
+    summary, patches = (
+        predicted_by_hand(params[f'adaptor_{kind}_{number}'], x)
+        for kind, x in (('summary', own['pre_logits']), ('patches', own['tokens'][:, 1:]))
+    )
+    if number == 0:  # the other has no statistics
+        arrays = dict(np.load(STATISTICS))
+        patches = np.linalg.solve(arrays['matrix'].astype(float), patches.reshape(-1, 8).T).T
+        patches = (patches + arrays['mean']).reshape(2, -1, 8)
+    model, variables = vit_jax.load(GOLDEN, adaptor=f'smoke_teacher_{number}')
+    normalized = functools.partial(model.hidden_states, normalized=True)
+    found, (state,) = jax.jit(normalized)(variables, image)
+    np.testing.assert_allclose(found['pre_logits'], summary, rtol=1e-4, atol=1e-5)
+    for name in ('tokens', 'patches'):
+        np.testing.assert_allclose(found[name], patches, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(state.patches, patches, rtol=1e-4, atol=1e-5)
+    assert [key for key in variables['params'] if key.startswith('adaptor')] == [
+        f'adaptor_{kind}_{number}' for kind in ('patches', 'summary')
+    ]
+
+
+@pytest.mark.long
+def test_commands_take_an_adaptor(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    chosen = ['--adaptor', 'smoke_teacher_0']
+    model, variables = vit_jax.load(GOLDEN, adaptor=chosen[1])
+    kinds = ['--features', 'embedding,patches,mean', '--out', str(tmp_path / 'a.npz')]
+    assert main(['embed', GOLDEN, 'digits', '--split', 'test[:3]', *chosen, *kinds]) == 0
+    found = np.load(tmp_path / 'a.npz')
+    np.testing.assert_allclose(found['mean'], found['patches'].mean(1), atol=1e-6)
+    assert main(['export', GOLDEN, str(tmp_path / 'out'), *chosen]) == 0
+    digits = sources.open_source('digits', 'test[:3]')
+    images = np.stack([digits[i]['image'] for i in range(3)])
+    outputs = jax.jit(model.apply)(variables, images / 127.5 - 1)
+    np.testing.assert_allclose(found['embedding'], outputs['pre_logits'], atol=1e-5)
+    np.testing.assert_allclose(found['patches'], outputs['patches'], atol=1e-5)
+    program = jax.export.deserialize((tmp_path / 'out' / 'model.stablehlo').read_bytes())
+    weights = safetensors.numpy.load_file(tmp_path / 'out' / 'weights.safetensors')
+    exported = program.call(weights, {'image': images})
+    np.testing.assert_allclose(exported['features'], outputs['pre_logits'], atol=1e-5)
+    assert main(['evaluate', GOLDEN, *chosen]) == 0
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ('reference', 'adaptor', 'words'),
+    [
+        (GOLDEN, 'dinov2', ('dinov2', 'smoke_teacher_0, smoke_teacher_1')),
+        (f'{ROOT}/tests/golden/run_vit', 'dinov2', ('dinov2', 'none')),
+        (TEACHER, 'dinov2', ('adaptor', 'run')),
+    ],
+)
+def test_names_of_adaptors(reference, adaptor, words):
+    with pytest.raises(UserError) as raised:
+        vit_jax.load(reference, adaptor=adaptor)
+    assert all(word in str(raised.value) for word in words)
+    assert '\n' not in str(raised.value)
+
+
+def test_teachers_name_adaptors():
+    teachers = ('hf://facebook/dinov2-small', 'runs/a/', 'b/teacher.npz', 'c/teacher.npz')
+    named = agglomerate.Task(teachers=teachers)
+    assert named.adaptors == ('dinov2-small', 'a', 'teacher_2', 'teacher_3')
+    assert agglomerate.Task(teachers=teachers[:2], names=('x', 'y')).adaptors == ('x', 'y')
+    for wrong in (('x',), ('x', 'x')):
+        with pytest.raises(UserError, match=r'task\.names'):
+            agglomerate.Task(teachers=teachers[:2], names=wrong)
+
+
 def test_code_of_teachers_needs_permission():
     config = {'task': {'name': 'agglomerate', 'teachers': ('my_lab.swin:a.npz', 'b.npz')}}
     assert ('task.teachers[0]', 'my_lab.swin') in tuple(origin.dotted_names(config))
@@ -196,6 +294,11 @@ def test_a_run_of_two_teachers_resumes_bit_for_bit_and_loads_as_a_vit(tmp_path):
     assert not [path for path in variables['params'] if path.startswith('adaptor')]
     outputs = jax.jit(model.apply)(variables, images_like(1, 8, 8, 1))
     assert outputs['pre_logits'].shape == (1, 8)
+
+    (tmp_path / 'statistics.npz').unlink()  # the run keeps its own
+    adapted, variables = vit_jax.load(tmp_path / 'parts', adaptor='smoke_teacher_0')
+    assert jax.jit(adapted.apply)(variables, images_like(1, 8, 8, 1))['patches'].shape[2] == 8
+    shutil.copy(STATISTICS, tmp_path / 'statistics.npz')
 
     arrays = dict(np.load(STATISTICS))
     np.savez(tmp_path / 'other.npz', **arrays | {'mean': arrays['mean'] + 1})

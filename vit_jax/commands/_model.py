@@ -73,6 +73,13 @@ def add_checkpoint_flags(parser: argparse.ArgumentParser) -> None:
         "the run's averages (config.step.ema_decay), such as 0.9999; or none for the parameters "
         'themselves (default: the newest checkpoint, the first average)',
     )
+    parser.add_argument(
+        '--adaptor',
+        default='',
+        metavar='NAME',
+        help="adaptor of a run of the task agglomerate: the features are a teacher's, as the "
+        "student predicts them (default: the student's own)",
+    )
     add_allow_flag(parser)
 
 
@@ -102,8 +109,9 @@ def check_model_flags(parser: argparse.ArgumentParser, args: argparse.Namespace)
     names = [text for text in (args.model, args.workdir, args.checkpoint) if text is not None]
     if len(names) != 1:
         parser.error('name one model: MODEL, --workdir RUN or --checkpoint FILE')
-    if args.checkpoint is not None and (args.step is not None or args.average != 1):
-        parser.error('--step and --average apply to runs: name one, not --checkpoint')
+    of_runs = args.step is not None or args.average != 1 or args.adaptor
+    if args.checkpoint is not None and of_runs:
+        parser.error('--step, --average and --adaptor apply to runs: name one, not --checkpoint')
     args.model = names[0]
 
 
@@ -189,4 +197,9 @@ def open_model(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Any
 
 def run_options(args: argparse.Namespace) -> dict[str, Any]:
     """Convert the flags of `add_run_flags` to keywords of `inference.load`'s functions."""
-    return {'step': args.step, 'average': args.average, 'allowed': args.allow}
+    return {
+        'step': args.step,
+        'average': args.average,
+        'adaptor': args.adaptor,
+        'allowed': args.allow,
+    }

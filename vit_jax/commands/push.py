@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(args.dry_run or f'{temporary}/files')
         notes = hub_push.write_repository(
-            trained, folder, args.repository, measured=args.average == 1
+            trained, folder, args.repository, measured=args.average == 1 and not args.adaptor
         )
         for note in (*trained.notes, *notes):
             print(f'note: {note}', file=sys.stderr)

@@ -8,6 +8,8 @@ run resumes only with the same variables.
 from __future__ import annotations
 
 import dataclasses
+import io
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +20,7 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.inference.adapted import BASE, base_digest, overlay, require_same
 from vit_jax.interop import files
+from vit_jax.storage import paths, run_folder
 from vit_jax.tasks.base import FrozenModel, Task
 from vit_jax.tree_paths import weights_digest
 
@@ -66,6 +69,14 @@ class Frozen:
         for name, digest in self.digests.items():
             key = f'config.task.{name}={self.task.frozen[name]}' if name != BASE else ''
             require_same(key or 'config.init.from', digest, saved.get(name))
+
+    def save(self, folder: pathlib.Path) -> None:
+        """Save the arrays of files, such as statistics of teachers, in a run folder."""
+        for name in self.task.frozen_files:
+            if name in self.variables:
+                content = io.BytesIO()
+                np.savez(content, **self.variables[name]['params'])
+                paths.write_atomic(folder / run_folder.kept_file(name), content.getvalue())
 
     def require_classes(self, data_classes: Sequence[str]) -> None:
         """Raise UserError if the class names of a classifier and the data differ."""

@@ -50,6 +50,7 @@ def load(
     std: float | Sequence[float] | None = None,
     positions: str = '',
     average: Average = 1,
+    adaptor: str = '',
     allowed: Sequence[str] = (),
 ) -> tuple[Any, dict[str, PyTree]]:
     """Load a model and its weights; of a masked autoencoder and the like only the `backbone`.
@@ -73,7 +74,7 @@ def load(
       positions: Interpolation of position embeddings for another image size: 'bilinear',
         'bicubic' or 'antialiased' bicubic. Defaults to the interpolation of the checkpoint's code
         base: vision_transformer (and runs), transformers, or timm.
-      average: Of a run, see `read`.
+      average, adaptor: Of a run, see `read`.
       allowed: Modules of your own that the config of a run may name, such as `['my_lab']`.
 
     Returns:
@@ -88,9 +89,8 @@ def load(
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     if positions:
         check_choice('positions', positions, POSEMBS)
-    stored = backbone(
-        read(path, average=average, mean=mean, std=std, image_size=size, allowed=allowed)
-    )
+    chosen: dict[str, Any] = {'average': average, 'adaptor': adaptor, 'allowed': allowed}
+    stored = backbone(read(path, mean=mean, std=std, image_size=size, **chosen))
     stored = dataclasses.replace(stored, positions=positions or stored.positions)
     trained = adapt_model(stored, size, num_classes)
     model = trained.model
@@ -139,6 +139,7 @@ def read(
     *,
     step: Step = None,
     average: Average = 1,
+    adaptor: str = '',
     mean: Any = None,
     std: Any = None,
     image_size: Size | None = None,
@@ -152,18 +153,20 @@ def read(
       average: Number of a run's checkpoints to average, up to `step`; or the decay of one of its
         averages (`config.step.ema_decay`), by default the first; or 'none' for the parameters
         without average. The best step has the average that its evaluation measured.
+      adaptor: Name of an adaptor of the task `agglomerate`: the model's features are then those of
+        a teacher, as the student predicts them.
 
     Raises:
-      UserError: as `load`, or if there are no such checkpoints.
+      UserError: as `load`, or if there are no such checkpoints or adaptor.
     """
     ref = ModelRef.parse(path)
     if (run := ref.find_run(step)) is None:
-        if step is not None or average != 1:
-            raise UserError(f'{path} is not a run: step and average apply to runs')
+        if step is not None or average != 1 or adaptor:
+            raise UserError(f'{path} is not a run: step, average and adaptor apply to runs')
         return checkpoint.read(ref, mean, std, image_size)
     if mean is not None or std is not None:
         raise UserError(f'{path}: mean and std apply to other code bases, not to a run')
-    return _read_run(run.folder, run.step, average, allowed)
+    return _read_run(run.folder, run.step, average, adaptor, allowed)
 
 
 def open_run(
@@ -172,6 +175,7 @@ def open_run(
     *,
     step: Step = None,
     average: Average = 1,
+    adaptor: str = '',
     allowed: Sequence[str] = (),
 ) -> TrainedModel:
     """Open the model of a run (RUN, RUN@STEP); raise UserError for others, or as `open_model`."""
@@ -181,7 +185,8 @@ def open_run(
         folder = paths.absolute(workdir) / run_folder.CHECKPOINTS
     else:
         folder, step = run
-    return adapt_model(_read_run(paths.absolute(folder), step, average, allowed), image_size)
+    stored = _read_run(paths.absolute(folder), step, average, adaptor, allowed)
+    return adapt_model(stored, image_size)
 
 
 def open_model(
@@ -190,6 +195,7 @@ def open_model(
     *,
     step: Step = None,
     average: Average = 1,
+    adaptor: str = '',
     allowed: Sequence[str] = (),
     stored: TrainedModel | None = None,
 ) -> TrainedModel:
@@ -201,15 +207,14 @@ def open_model(
     Args:
       path, allowed: See `load`.
       image_size: Height and width of your images in pixels. Defaults to the model's own.
-      step, average: See `read`.
+      step, average, adaptor: See `read`.
       stored: Result of `read`, if it was called before.
 
     Raises:
       UserError: as `load`, or if the image size is unknown.
     """
-    stored = stored or read(
-        path, step=step, average=average, image_size=image_size, allowed=allowed
-    )
+    chosen: dict[str, Any] = {'step': step, 'average': average, 'adaptor': adaptor}
+    stored = stored or read(path, image_size=image_size, allowed=allowed, **chosen)
     trained = adapt_model(stored, image_size)
     if trained.step is not None:
         return trained
@@ -328,7 +333,7 @@ def adapt_model(
 
 
 def _read_run(
-    folder: pathlib.Path, step: Step, average: Average, allowed: Sequence[str]
+    folder: pathlib.Path, step: Step, average: Average, adaptor: str, allowed: Sequence[str]
 ) -> TrainedModel:
     """Read the run with checkpoints in `folder`; without a config file, use the checkpoint's."""
     has_config = (folder.parent / run_folder.CONFIG).is_file()
@@ -345,7 +350,7 @@ def _read_run(
     else:
         _require_unedited(config, folder, loaded_step, meta.get('config'))
     vocabulary.require_kept(folder.parent, meta.get('vocab'), section(config, Data).vocab)
-    if not isinstance(average, int):
+    if not isinstance(average, int) or adaptor:
         _forget_averages(config)
     size, names = meta.get('input_size'), tuple(meta.get('class_names', ()))
     kinds = batches.kinds_from_checkpoint(meta)
@@ -364,6 +369,10 @@ def _read_run(
         spec=kinds[-1][1] if kinds else {},
     )
     trained = trained.adapted(model=trained.model)  # with defaults of missing keywords
+    if adaptor:
+        from vit_jax.inference import adaptors  # imported here, since few runs have them
+
+        return adaptors.choose(trained, adaptor, meta)
     if not section(config, Lora).is_used:
         return trained
     from vit_jax.inference import adapted  # imported here, since few runs have adapters

@@ -9,6 +9,7 @@ writers.json     the run's ids at services, and the data sent to them
 wandb/           files of W&B
 profile/         a trace of some steps, if requested
 vocab.model      the vocabulary of a run on text
+statistics_0.npz a file that the task read, such as the statistics of a teacher
 checkpoints/     a folder for each saved step
 lock             the run's process, see `lock`
 
@@ -92,6 +93,11 @@ def read_config(folder: paths.Path) -> dict[str, Any] | None:
             raise UserError(f'{folder / CONFIG} is not a run config ({error!r})') from error
         _log.warning('%s is damaged: using the config of the checkpoint', folder / CONFIG)
         return saved
+
+
+def kept_file(name: str) -> str:
+    """Name the copy of a file that a task reads, such as `statistics[0]`."""
+    return f'{name.replace("[", "_").replace("]", "")}.npz'
 
 
 def _saved_config(folder: paths.Path) -> dict[str, Any] | None:

@@ -58,8 +58,8 @@ class Views(base.Task):
 
     def features(self, outputs: dict[str, Array]) -> dict[str, Array]:
         """Select what `predict` returns of the model's outputs."""
-        patches = {'patches': outputs['patches'].astype(jnp.float32)} if self.patches else {}
-        return {'features': outputs['pre_logits'].astype(jnp.float32), **patches}
+        kinds = {'features': 'pre_logits'} | ({'patches': 'patches'} if self.patches else {})
+        return {k: outputs[v].astype(jnp.float32) for k, v in kinds.items() if v in outputs}
 
     def global_views(self, batch: Batch) -> Float[Array, 'B G H W C']:
         """Scale global crops; a whole image counts as one."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -37,6 +38,8 @@ class Task(_views.Views):
 
     Attributes:
       teachers: Runs or checkpoints that `vit_jax.load` reads, of any family and width.
+      names: Name of each teacher's adaptor, for `vit_jax.load(RUN, adaptor=NAME)`; empty for the
+        last parts of `teachers`, such as 'dinov2-small'.
       statistics: For each teacher, a file of the command `standardize`, or '' for patches as they
         are; empty for none of them.
       sizes: For each teacher, the side of its images in pixels, or 0 for its own; empty for its
@@ -48,6 +51,7 @@ class Task(_views.Views):
     """
 
     teachers: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
     statistics: tuple[str, ...] = ()
     sizes: tuple[int, ...] = ()
     weights: tuple[float, ...] = ()
@@ -57,15 +61,16 @@ class Task(_views.Views):
 
     couples_rows = False
     inert = (
-        *(*_views.Views.inert, 'teachers', 'statistics', 'sizes', 'weights'),
+        *(*_views.Views.inert, 'teachers', 'names', 'statistics', 'sizes', 'weights'),
         *('summary_weight', 'cosine_weight', 'smooth_l1_weight'),
     )
 
     def __post_init__(self) -> None:
-        for key in ('statistics', 'sizes', 'weights'):
+        for key in ('names', 'statistics', 'sizes', 'weights'):
             values = getattr(self, key)
             fits = len(values) in (0, len(self.teachers))
             self.require(key, fits, f'empty, or have {len(self.teachers)} values, one per teacher')
+        self.require('names', len({*self.names}) == len(self.names), 'different from each other')
         self.require('sizes', min(self.sizes, default=0) >= 0, 'at least 0')
         self.require('weights', min(self.weights, default=0) >= 0, 'at least 0')
         for key in ('summary_weight', 'cosine_weight', 'smooth_l1_weight'):
@@ -73,9 +78,16 @@ class Task(_views.Views):
         super().__post_init__()
 
     @property
+    def adaptors(self) -> tuple[str, ...]:
+        """Names of the adaptors; equal ones from `teachers` end in their numbers."""
+        parts = [_last_part(teacher) for teacher in self.teachers]
+        numbered = (f'{x}_{i}' if parts.count(x) > 1 else x for i, x in enumerate(parts))
+        return self.names or tuple(numbered)
+
+    @property
     def frozen(self) -> Mapping[str, str]:
         """Checkpoints of the teachers, and files of their statistics."""
-        files = {_statistics(i): path for i, path in enumerate(self.statistics) if path}
+        files = {statistics_key(i): path for i, path in enumerate(self.statistics) if path}
         return {_teacher(i): path for i, path in enumerate(self.teachers)} | files
 
     @property
@@ -86,7 +98,7 @@ class Task(_views.Views):
     @property
     def frozen_files(self) -> Mapping[str, Callable[[Mapping[str, np.ndarray]], FrozenModel]]:
         """Makers of standardizations from files of statistics."""
-        return {_statistics(i): standardization for i in range(len(self.statistics))}
+        return {statistics_key(i): standardization for i in range(len(self.statistics))}
 
     def outputs(self, apply: Apply, batch: Batch) -> dict[str, Any]:
         """Return the student's outputs; in training also the teachers' features, as targets.
@@ -117,7 +129,7 @@ class Task(_views.Views):
         view = model.view(images)
         teacher = apply.frozen[name](view)
         patches, grid_of_teacher = patches_of(teacher, model.module, view.shape)
-        if patches is not None and (file := _statistics(i)) in apply.frozen:
+        if patches is not None and (file := statistics_key(i)) in apply.frozen:
             if patches.shape[-1] != (width := self.frozen_models[file].module.width):
                 raise UserError(
                     f'config.task.{file}={self.statistics[i]}: of patches of width {width}, but '
@@ -215,12 +227,18 @@ def smooth_l1(x: Float[Array, '*B D'], y: Float[Array, '*B D']) -> Float[Array, 
     return optax.losses.huber_loss(x, y, delta=1.0).mean(-1)
 
 
+def statistics_key(i: int) -> str:
+    """Name the statistics of teacher `i` among a run's frozen variables."""
+    return f'statistics[{i}]'
+
+
 def _teacher(i: int) -> str:
     return f'teachers[{i}]'
 
 
-def _statistics(i: int) -> str:
-    return f'statistics[{i}]'
+def _last_part(reference: str) -> str:
+    name = reference.rstrip('/').rpartition('/')[2]
+    return re.sub(r'\.(npz|safetensors|pth|pt|bin)$', '', name)
 
 
 Loss = Callable[[Array, Array], Array]

@@ -52,6 +52,7 @@ def evaluate(
     *,
     step: Step = None,
     average: Average = 1,
+    adaptor: str = '',
     image_size: Size | None = None,
     allowed: Sequence[str] = (),
     **choices: Any,
@@ -61,7 +62,7 @@ def evaluate(
     Args:
       path: A run folder, or a checkpoint as for `vit_jax.load`; one of another code base needs
         `source` and `split`.
-      step, average: Checkpoints of a run, see `vit_jax.inference.load.read`.
+      step, average, adaptor: Of a run, see `vit_jax.inference.load.read`.
       image_size: Crop and resize to this height and width instead of the model's own.
       allowed: Modules of your own that the config of a run may name.
       **choices: Further keywords of `vit_jax.trainer.measure.prepare`, such as `split='train'` or
@@ -75,6 +76,7 @@ def evaluate(
     """
     environment.keep_freed_memory_from_now()
     compile_cache.enable_for_python()
-    trained = open_model(path, image_size, step=step, average=average, allowed=allowed)
+    chosen: dict[str, Any] = {'step': step, 'average': average, 'adaptor': adaptor}
+    trained = open_model(path, image_size, allowed=allowed, **chosen)
     prepared = measure.prepare(trained, image_size=image_size, allowed=allowed, **choices)
     return prepared.run()

@@ -302,10 +302,12 @@ def save(
 
 
 def write_config(training: Training, folder: pathlib.Path) -> None:
-    """Write the config and the files of the data into the run folder; on process 0."""
+    """Write the config and the files that later commands need into the run folder; on process 0."""
     if jax.process_index() == 0:
         paths.write_text_atomic(folder / run_folder.CONFIG, to_json(training.config))
         training.data.save(folder)
+        if training.program.frozen:
+            training.program.frozen.save(folder)
 
 
 def write_result(folder: pathlib.Path, result: dict[str, float], why: str) -> None:
