@@ -12,6 +12,7 @@ import numpy as np
 
 from helpers.transformers_models import perturbed
 from vit_jax.tasks import segment
+from vit_jax.tasks._mask_points import prediction_keys
 
 CLASSES, QUERIES, SIDE, OBJECTS, POINTS = 4, 5, 32, 3, 64
 SHAPE: dict[str, Any] = {
@@ -77,7 +78,7 @@ class GivenPoints:
 
     def __init__(self, theirs: Any, keys: Any, predictions: int):
         """The points of `predictions` with these keys [B 2]."""
-        self.keys = segment.prediction_keys(keys, predictions)
+        self.keys = prediction_keys(keys, predictions)
         self.turn = (prediction for prediction in range(predictions))
         self.waiting: list[np.ndarray] = []
         self.hooks = [

@@ -55,7 +55,11 @@ def test_what_is_cut_into_windows_can_be_joined():
 
 
 @pytest.mark.parametrize(
-    'change', [{'maps': (2, 1)}, {'maps': (1, 2)}, {'cross_heads': 3}, {'sampling': 'other'}]
+    'change',
+    [
+        *({'maps': (2, 1)}, {'maps': (1, 2)}, {'cross': {'heads': 3}}),
+        *({'sampling': 'other'}, {'masks': {'stride': 5}}),
+    ],
 )
 def test_fields_that_do_not_fit_are_refused(change):
     with pytest.raises(UserError, match=next(iter(change))):

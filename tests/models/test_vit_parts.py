@@ -16,7 +16,18 @@ from helpers.torch_vits import images_for, load_into
 
 from vit_jax.config import objects
 from vit_jax.errors import UserError, modules
-from vit_jax.models import cappa, detr, jit, mae, naflex, open_clip, swin, tips, vit_factorized
+from vit_jax.models import (
+    cappa,
+    detr,
+    jit,
+    mae,
+    naflex,
+    open_clip,
+    rf_detr,
+    swin,
+    tips,
+    vit_factorized,
+)
 from vit_jax.models.vit import Model, variant
 from vit_jax.nn import options
 from vit_jax.nn.attention_choice import Target
@@ -587,6 +598,10 @@ OLD_FORMS_OF_OTHERS = {
         **{'backbone_norm': ('group', 'resnet.norm'), 'dilate': (True, 'resnet.dilate')},
         'frozen_stages': (2, 'resnet.frozen_stages'),
     },
+    rf_detr.Model: {
+        **{'cross_heads': (4, 'cross.heads'), 'points': (3, 'cross.points')},
+        'sampling': ('product', 'cross.sampling'),
+    },
     tips.Model: {
         **{'text_norm_eps': (1e-3, 'texts.norm_eps'), 'text_scaled': (False, 'texts.scaled')},
     },
@@ -603,7 +618,7 @@ def test_every_moved_field_is_tried():
 
 
 # Models that are a ViT and another part, whose fields stand beside the ViT's.
-WITH_ANOTHER_PART = {'dinov2': 22, 'dpt': 24, 'rf_detr': 28}
+WITH_ANOTHER_PART = {'dinov2': 22, 'dpt': 24, 'rf_detr': 27}
 
 
 @pytest.mark.parametrize('name', modules('vit_jax.models'))

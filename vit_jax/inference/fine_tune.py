@@ -38,6 +38,7 @@ HELD_OUT_OF_ALL = ('train[:80%]', 'train[80%:]')  # where images have several cl
 STARTS = {
     'detect': 'a DETR, such as hf://facebook/detr-resnet-50',
     'detect_groups': 'an RF-DETR, or from a ViT with the recipe rfdetr/own:vit',
+    'segment_groups': 'an RF-DETR for instance segmentation',
     'segment': 'an EoMT, or from any ViT with config.init.into=eomt',
 }
 FIELD = re.compile(r'\{(size|method|transforms|alpha)\}')

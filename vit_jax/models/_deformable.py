@@ -6,6 +6,7 @@ groups, which do not see each other (Group DETR, Chen et al., 2023, arXiv:2207.1
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any, NamedTuple
 
@@ -23,6 +24,22 @@ from vit_jax.nn.norms import LayerNorm
 from vit_jax.ops.masks import corners
 
 _zeros = nn.initializers.zeros
+
+
+@dataclasses.dataclass(frozen=True)
+class DeformableFields:
+    """Attention of queries to points of a map.
+
+    Attributes:
+      heads: Heads of the attention.
+      points: Points that each head samples.
+      sampling: How points are sampled: by 'gather', or by a 'product' with the weights of all
+        cells.
+    """
+
+    heads: int = 16
+    points: int = 2
+    sampling: str = 'gather'
 
 
 class Cells(NamedTuple):

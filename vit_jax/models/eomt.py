@@ -318,19 +318,23 @@ class Doubling(nn.Module):
 
 
 class Depthwise(nn.Module):
-    """A convolution of 3 x 3 of each channel by itself, without bias; pixels outside are 0.
+    """A convolution of 3 x 3 of each channel by itself; pixels outside are 0.
 
     On CPUs it is computed from shifted maps, since XLA takes five times as long for the convolution
     and ten times as long for its derivative; results and gradients are the same.
     """
 
     dtype: Any
+    use_bias: bool = False
 
     @nn.compact
     def __call__(self, x: Float[Array, 'B H W C']) -> Float[Array, 'B H W C']:
         kernel = self.param('kernel', _uniform, (3, 3, 1, x.shape[-1]))
         x, kernel = nn.dtypes.promote_dtype(x, kernel, dtype=self.dtype)
-        return jax.lax.platform_dependent(x, kernel, cpu=_sum_of_shifts, default=_convolve)
+        x = jax.lax.platform_dependent(x, kernel, cpu=_sum_of_shifts, default=_convolve)
+        if not self.use_bias:
+            return x
+        return x + self.param('bias', nn.initializers.zeros, (x.shape[-1],)).astype(x.dtype)
 
 
 def _convolve(x: Array, kernel: Array) -> Array:

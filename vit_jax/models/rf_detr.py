@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
@@ -15,20 +16,37 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from vit_jax.array_types import Bool, Float
+from vit_jax.array_types import Bool, Float, Key
 from vit_jax.errors import UserError, check_choice
 from vit_jax.models import base, vit
-from vit_jax.models._deformable import SAMPLINGS, Cells, DeformableBlock, move_boxes, sine_boxes
+from vit_jax.models._deformable import (
+    SAMPLINGS,
+    Cells,
+    DeformableBlock,
+    DeformableFields,
+    move_boxes,
+    sine_boxes,
+)
+from vit_jax.models._mask_head import MaskFields, MaskHead
 from vit_jax.models.base import check_counts, check_fields
 from vit_jax.models.detr import resize_nearest
 from vit_jax.models.eomt import Encoder
 from vit_jax.models.vit import block_factory, make_norm
 from vit_jax.nn.dense import Dense
-from vit_jax.nn.detection import UNIFORM, ZEROS, Layers, Projector, WindowCut
+from vit_jax.nn.detection import (
+    UNIFORM,
+    ZEROS,
+    ClassHeads,
+    Layers,
+    Projector,
+    WindowCut,
+)
 from vit_jax.nn.maps import AttentionMap, HiddenState, collect, collect_blocks
 from vit_jax.nn.norms import LayerNorm
 from vit_jax.nn.options import BlockFields, PoolFields, PositionFields
 from vit_jax.nn.patches import patch_grid
+from vit_jax.nn.stochastic import example_keys
+from vit_jax.ops.masks import from_features
 
 # name: side of a patch, windows, maps, and blocks of the decoder; all on a ViT-S
 VARIANTS = {
@@ -42,7 +60,6 @@ BACKBONE = (
     *('patch_size', 'width', 'depth', 'mlp_dim', 'num_heads', 'registers', 'no_bias', 'block'),
     *('positions', 'remat', 'attention', 'dtype', 'windows'),
 )
-PRIOR = 0.01  # probability of each class at first
 _DECODER_EPS = 1e-5
 _SIDE = 0.05  # of the boxes that cells propose
 _LOW, _HIGH = 0.01, 0.99  # centers of cells that may propose
@@ -73,11 +90,10 @@ class Model(base.PatchModel):
       num_queries: Q, objects that an image can have; no more than it has patches.
       groups: G, groups of queries in training, of which the first remains.
       decoder_width, decoder_depth, decoder_heads, decoder_mlp_dim: Sizes of the decoder.
-      cross_heads, points: Heads of the attention to the image, and the points that each samples.
+      cross: Attention of queries to the image.
       projector_blocks: Pairs of convolutions from the maps to the decoder.
       projector_eps: Value added to the variance in the norms of these convolutions.
-      sampling: How points are sampled: by 'gather', or by a 'product' with the weights of all
-        cells.
+      masks: Masks of the objects, for instance segmentation.
       dropout: Dropout rate in the decoder, of activations and residual branches.
       block, positions: See `vit.Model`; no norms after the sums, no positions within attention.
       remat, attention, dtype: See `vit.Model`.
@@ -102,11 +118,10 @@ class Model(base.PatchModel):
     decoder_depth: int = 3
     decoder_heads: int = 8
     decoder_mlp_dim: int = 2048
-    cross_heads: int = 16
-    points: int = 2
+    cross: DeformableFields = DeformableFields()
     projector_blocks: int = 3
     projector_eps: float = 1e-6
-    sampling: str = 'gather'
+    masks: MaskFields = MaskFields()
     dropout: float = 0.0
     block: BlockFields = BlockFields()
     positions: PositionFields = PositionFields()
@@ -117,23 +132,31 @@ class Model(base.PatchModel):
     head_layers: ClassVar[tuple[str, ...]] = ('class_embed',)
     effects: ClassVar = {
         **dict.fromkeys(('maps', 'windows', 'decoder_heads'), 'binding'),
-        **{'projector_eps': 'noted', 'sampling': 'none'},
+        **{'cross.heads': 'binding', 'cross.sampling': 'none', 'projector_eps': 'noted'},
     }
 
     def __post_init__(self) -> None:
         check_fields(self, 'attention', 'dtype', 'remat', 'dropout')
-        check_counts(self, 'num_queries', 'groups', 'windows', 'decoder_depth', 'points')
-        check_choice('sampling', self.sampling, SAMPLINGS)
+        check_counts(self, 'num_queries', 'groups', 'windows', 'decoder_depth')
+        for name in ('cross.points', 'cross.heads', 'masks.mlp_dim'):
+            if (count := operator.attrgetter(name)(self)) < 1:
+                raise UserError(f'{name}={count}: must be at least 1')
+        check_choice('cross.sampling', self.cross.sampling, SAMPLINGS)
+        if not 0 <= self.masks.stride <= self.patch_size:
+            raise UserError(
+                f'masks.stride={self.masks.stride}: must be from 0, for no masks, to '
+                f'patch_size={self.patch_size}'
+            )
         layers = self.map_layers
         if list(layers) != sorted({*layers}) or layers[0] < 1 or layers[-1] != self.depth:
             raise UserError(
                 f'maps={self.maps}: must be increasing numbers from 1 to depth={self.depth}'
             )
-        for heads in ('decoder_heads', 'cross_heads'):
-            if self.decoder_width % (4 * getattr(self, heads)):
+        for name in ('decoder_heads', 'cross.heads'):
+            if self.decoder_width % (4 * (heads := operator.attrgetter(name)(self))):
                 raise UserError(
-                    f'decoder_width={self.decoder_width}: must be a multiple of 4 {heads}, '
-                    f'{4 * getattr(self, heads)}'
+                    f'decoder_width={self.decoder_width}: must be a multiple of 4 {name}, '
+                    f'{4 * heads}'
                 )
         if self.block.norm_place == 'post' or self.positions.kind != 'none':
             raise UserError(
@@ -189,13 +212,16 @@ class Model(base.PatchModel):
         self.query_boxes = self.param('query_boxes', ZEROS, (queries, 4))
         block: dict[str, Any] = {
             **{'num_heads': self.decoder_heads, 'mlp_dim': self.decoder_mlp_dim},
-            **{'cross_heads': self.cross_heads, 'points': self.points, 'sampling': self.sampling},
+            **{'cross_heads': self.cross.heads, 'points': self.cross.points},
+            'sampling': self.cross.sampling,
             **{'dropout': self.dropout, 'activation_dropout': self.dropout, 'dtype': dtype},
             **{'norm_eps': _DECODER_EPS, 'attention_by': self.attention},
         }
         self.decoder = Decoder(functools.partial(DeformableBlock, **block), self.decoder_depth)
         self.class_embed = ClassHeads(self.num_classes, self.groups)
         self.bbox_embed = Layers((width, width, 4), dtype, zero=True)
+        if self.masks.stride:
+            self.mask_head = MaskHead(width, self.decoder_depth, self.masks.mlp_dim, dtype)
 
     def __call__(
         self,
@@ -216,11 +242,29 @@ class Model(base.PatchModel):
           aux_logits, aux_boxes: [B L-1 GQ ...], the same after each block of the decoder but the
             last.
           first_logits, first_boxes: [B G Q ...], the proposals that the queries start from.
+
+        With masks also:
+          mask_queries, mask_maps: [B 1+L GQ K] and [B 1+L h w K], of the proposals and after each
+            block. Their products are the logits of the pixels of the padded image, see
+            `ops.masks.from_features`.
+          masks: [B Q h w] in float32, of the last block; only without `train`.
         """
         if pixel_mask is None:
             pixel_mask = jnp.ones(images.shape[:3], bool)
         features = self.projector(self.vit(images, train))
-        return self.detect(features, pixel_mask, train).outputs
+        found = self.detect(features, pixel_mask, train)
+        if not (stride := self.masks.stride):
+            return found.outputs
+        size = images.shape[1] // stride, images.shape[2] // stride
+        masks = self.mask_head(features, size, found.proposals, found.hidden)
+        if not train:
+            last = (masks[name][:, -1] for name in ('mask_queries', 'mask_maps'))
+            masks['masks'] = from_features(*last)
+        return found.outputs | masks
+
+    def example_keys(self, rows: int) -> Key[Array, ' B']:
+        """Derive a key for each row from the random stream 'points'; see `nn.stochastic`."""
+        return example_keys(self.make_rng('points'), rows)
 
     def detect(
         self, features: Float[Array, 'B h w D'], pixel_mask: Bool[Array, 'B H W'], train: bool
@@ -403,30 +447,6 @@ class Proposals(nn.Module):
         x = LayerNorm(_DECODER_EPS, dtype=self.dtype, name='norm')(x)
         layers = Layers((self.width, self.width, 4), self.dtype, zero=True, name='bbox_embed')
         return x, layers(x)
-
-
-class ClassHeads(nn.Module):
-    """Scores of classes: of the decoder, and of each group in the first stage.
-
-    The first has the parameters `kernel` and `bias`, the others `group_0/kernel` and so on.
-    """
-
-    num_classes: int
-    groups: int
-
-    def setup(self) -> None:
-        bias = nn.initializers.constant(-math.log((1 - PRIOR) / PRIOR))
-        make = functools.partial(Dense, self.num_classes, True, jnp.float32, UNIFORM, bias)
-        self.last, self.group = make(), [make() for _ in range(self.groups)]
-        nn.share_scope(self, self.last)
-
-    def __call__(self, x: Float[Array, '*B D']) -> Float[Array, '*B C']:
-        """Score the queries of the decoder."""
-        return self.last(x)
-
-    def of_group(self, x: Float[Array, '*B D'], number: int) -> Float[Array, '*B C']:
-        """Score the cells for a group."""
-        return self.group[number](x)
 
 
 class Decoder(nn.Module):

@@ -6,6 +6,7 @@ RF-DETR, Robinson et al., 2025, arXiv:2511.09554; LW-DETR, Chen et al., 2024, ar
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -20,6 +21,7 @@ from vit_jax.nn.norms import LayerNorm
 # Uniform within 1 / sqrt(fan in), like PyTorch's layers.
 UNIFORM = nn.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform')
 ZEROS = nn.initializers.zeros
+PRIOR = 0.01  # probability of each class at first
 _EPS = 1e-6  # in the norm after the projector
 
 
@@ -134,3 +136,27 @@ class Layers(nn.Module):
             x = nn.relu(Dense(width, True, self.dtype, UNIFORM, ZEROS, name=f'layer_{i}')(x))
         init = ZEROS if self.zero else UNIFORM
         return Dense(outputs, True, jnp.float32, init, ZEROS, name=f'layer_{len(inner)}')(x)
+
+
+class ClassHeads(nn.Module):
+    """Scores of classes: of the decoder, and of each group in the first stage.
+
+    The first has the parameters `kernel` and `bias`, the others `group_0/kernel` and so on.
+    """
+
+    num_classes: int
+    groups: int
+
+    def setup(self) -> None:
+        bias = nn.initializers.constant(-math.log((1 - PRIOR) / PRIOR))
+        make = functools.partial(Dense, self.num_classes, True, jnp.float32, UNIFORM, bias)
+        self.last, self.group = make(), [make() for _ in range(self.groups)]
+        nn.share_scope(self, self.last)
+
+    def __call__(self, x: Float[Array, '*B D']) -> Float[Array, '*B C']:
+        """Score the queries of the decoder."""
+        return self.last(x)
+
+    def of_group(self, x: Float[Array, '*B D'], number: int) -> Float[Array, '*B C']:
+        """Score the cells for a group."""
+        return self.group[number](x)

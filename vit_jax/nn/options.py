@@ -43,6 +43,7 @@ MOVED = {
     **{'text_num_heads': 'texts.num_heads', 'causal': 'texts.causal', 'eos': 'texts.eos'},
     **{'layers': 'resnet.layers', 'backbone_width': 'resnet.width', 'dilate': 'resnet.dilate'},
     **{'backbone_norm': 'resnet.norm', 'frozen_stages': 'resnet.frozen_stages'},
+    **{'cross_heads': 'cross.heads', 'points': 'cross.points', 'sampling': 'cross.sampling'},
 }
 
 

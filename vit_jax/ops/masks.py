@@ -22,6 +22,13 @@ def from_segments(segments: Int[Array, 'B H W'], count: int) -> Bool[Array, 'B N
     return segments[:, None] == jnp.arange(1, count + 1)[:, None, None]
 
 
+def from_features(
+    queries: Float[Array, '*B Q K'], maps: Float[Array, '*B h w K']
+) -> Float[Array, '*B Q h w']:
+    """Compute mask logits in float32, products of features of queries and of pixels."""
+    return jnp.einsum('...qk,...hwk->...qhw', queries, maps, preferred_element_type=jnp.float32)
+
+
 class Corners(NamedTuple):
     """Four pixels around each point; they come first, since TPUs pad short last axes.
 

@@ -74,7 +74,7 @@ class SetTask(base.Task):
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
 
-    rngs = ('dropout',)
+    rngs: ClassVar[tuple[str, ...]] = ('dropout',)
     headline = ('loss', 'accuracy')
     least_weight: ClassVar[float] = 0.0  # minimum of the divisor of class losses
 
@@ -202,10 +202,20 @@ class SetTask(base.Task):
           The sums in each block, and [B] `weight`, which divides `class` of a block.
         """
 
-    def match(self, outputs: dict, targets: Targets) -> Int[Array, 'B L N']:
-        """Match objects with queries in each block, the last one last; -1 for none."""
+    def match(
+        self, outputs: dict, targets: Targets, more: Float[Array, 'B L N Q'] | None = None
+    ) -> Int[Array, 'B L N']:
+        """Match objects with queries in each block, the last one last; -1 for none.
+
+        Args:
+          outputs: Outputs of the model.
+          targets: Objects.
+          more: Costs to add, such as those of masks.
+        """
         logits, boxes, _ = self.blocks(outputs)
-        return match(self.cost(logits, boxes, targets), _each_block(targets.real, logits))
+        cost = self.cost(logits, boxes, targets)
+        cost = cost if more is None else cost + more
+        return match(cost, _each_block(targets.real, logits))
 
     def blocks(self, outputs: dict) -> Blocks:
         """Stack the predictions of all blocks of the decoder, the last one last."""

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from vit_jax.array_types import Bool, Float, Int, Key, Shaped
+from vit_jax.array_types import Bool, Float, Int
 from vit_jax.errors import UserError, check_choice
 from vit_jax.ops import masks as mask_ops
 from vit_jax.ops import sequences, sliding
@@ -22,11 +22,11 @@ from vit_jax.ops.panoptic import VOID
 from vit_jax.ops.sequences import Normalization
 from vit_jax.ops.terms import Term
 from vit_jax.tasks import base
+from vit_jax.tasks._mask_points import Sampling, mask_costs, mask_losses, prediction_keys
 from vit_jax.tasks.base import Apply, Batch, Sums
 from vit_jax.tasks.detect import class_sums, pixel_mask
 
 KINDS = ('panoptic', 'instance', 'semantic')
-MASKS_PER_CHUNK = 10  # masks compared with their segments together, at 12,544 points each
 
 
 class Targets(NamedTuple):
@@ -270,24 +270,13 @@ class Task(base.Task):
         """Compute the cost of matching segments with queries, comparing masks at `points`."""
         numbers = jnp.arange(1, targets.labels.shape[1] + 1)
         truth = jax.vmap(sample_segments, (0, 0, None))(targets.segments, points, numbers)
-        counts = jax.vmap(sample_counts)(targets.counts, points)[..., None, :]
+        counts = jax.vmap(sample_counts)(targets.counts, points)
         sampled = mask_ops.sample(masks, points)
         labels = jnp.broadcast_to(
             targets.labels[:, None, None], (*truth.shape[:2], 1, len(numbers))
         )
         probs = jnp.take_along_axis(jax.nn.softmax(logits), labels, axis=-1).swapaxes(-1, -2)
-
-        def overlap(x: Array) -> Array:
-            return jnp.einsum('blnp,blqp->blnq', truth, x * counts)
-
-        def area(x: Array) -> Array:
-            return (x * counts).sum(-1)
-
-        inside = jax.nn.sigmoid(sampled)
-        count = counts.sum(-1).clip(1)[..., None]
-        entropy = (area(jax.nn.softplus(sampled))[..., None, :] - overlap(sampled)) / count
-        sizes = area(inside)[..., None, :] + area(truth)[..., None]
-        dice = 1 - (2 * overlap(inside) + 1) / (sizes + 1)
+        entropy, dice = mask_costs(sampled, truth, counts)
         return self.mask_weight * entropy - self.class_weight * probs + self.dice_weight * dice
 
     def _sums(self, outputs: dict, targets: Targets) -> dict[str, Float[Array, 'B *L']]:
@@ -300,8 +289,11 @@ class Task(base.Task):
         places = self.match(outputs, targets, draw(keys[:, :, 0]))
         labels = jnp.broadcast_to(targets.labels[:, None], places.shape)
 
+        sampling = Sampling(self.points, self.oversample, self.importance)
+        fields = targets.segments, targets.counts
+
         def losses(prediction: tuple[Array, Array, Array]) -> dict[str, Array]:
-            return self._mask_losses(*prediction, targets)
+            return mask_losses(*prediction, fields, sample_truth, sampling)
 
         # One prediction at a time, since each takes a lot of memory.
         predictions = (masks, places, keys[:, :, 1])
@@ -316,72 +308,6 @@ class Task(base.Task):
             'objects': objects.astype(jnp.float32),
             'unmatched': (objects - num_matched).astype(jnp.float32),
         }
-
-    def _mask_losses(
-        self,
-        masks: Float[Array, 'B Q h w'],
-        places: Int[Array, 'B N'],
-        keys: Key[Array, ' B'],
-        targets: Targets,
-    ) -> dict[str, Float[Array, ' B']]:
-        """Sum `mask` and `dice` losses over the matched masks of each image.
-
-        Masks are computed in chunks of MASKS_PER_CHUNK per image; chunks with only padding are
-        skipped.
-        """
-        rows, count = places.shape
-        places = jnp.pad(places, ((0, 0), (0, -count % MASKS_PER_CHUNK)), constant_values=-1)
-        numbers = 1 + jnp.arange(places.shape[1]).reshape(-1, MASKS_PER_CHUNK)
-        matched = jax.vmap(lambda mask, place: mask[place.clip(0)])(masks, places)
-
-        def losses_of_chunk(chunk: tuple[Array, Array, Array]) -> dict[str, Array]:
-            matched, real, numbers = chunk
-
-            def losses() -> dict[str, Array]:
-                compute = jax.vmap(self._losses_of, (0, 0, None, 0, 0, 0))
-                return compute(matched, real, numbers, keys, targets.segments, targets.counts)
-
-            none = {'mask': jnp.zeros(rows), 'dice': jnp.zeros(rows)}
-            return jax.lax.cond(real.any(), losses, lambda: none)
-
-        def split_chunks(x: Array) -> Array:
-            return x.reshape(rows, *numbers.shape, *x.shape[2:]).swapaxes(0, 1)
-
-        chunk_losses = jax.lax.map(
-            losses_of_chunk, (split_chunks(matched), split_chunks(places >= 0), numbers)
-        )
-        return {name: x.sum(0) for name, x in chunk_losses.items()}
-
-    def _losses_of(
-        self,
-        masks: Float[Array, 'K h w'],
-        real: Bool[Array, ' K'],
-        numbers: Int[Array, ' K'],
-        key: Key[Array, ''],
-        segments: Int[Array, 'H W'],
-        counts: Bool[Array, 'H W'] | None,
-    ) -> dict[str, Float[Array, '']]:
-        """Sum `mask` and `dice` losses over the real masks of one image."""
-
-        @jax.checkpoint  # store the points, not the values computed from them
-        def losses(mask: Array, points: Array, number: Array) -> dict[str, Array]:
-            logits = mask_ops.sample(mask[None], points)[0]
-            truth = sample_segments(segments, points, number[None])[0]
-            weights = sample_counts(counts, points)
-            entropy = (jax.nn.softplus(logits) - logits * truth) * weights
-            probs, truth = jax.nn.sigmoid(logits) * weights, truth * weights
-            dice = 1 - (2 * (probs * truth).sum() + 1) / (probs.sum() + truth.sum() + 1)
-            return {'mask': entropy.sum() / weights.sum().clip(1), 'dice': dice}
-
-        def sample_uncertain(number: Array, mask: Array) -> Array:
-            point_key = jax.random.fold_in(key, number - 1)
-            return mask_ops.uncertain_points(
-                point_key, mask, self.points, self.oversample, self.importance
-            )
-
-        points = jax.vmap(sample_uncertain)(numbers, jax.lax.stop_gradient(masks))
-        mask_losses = jax.vmap(losses)(masks, points, numbers)
-        return {name: (x * real).sum() for name, x in mask_losses.items()}
 
 
 def make_targets(task: Task, batch: Batch) -> Targets:
@@ -428,16 +354,18 @@ def all_predictions(outputs: dict) -> tuple[Float[Array, 'B L Q C'], Float[Array
     return logits, jnp.concatenate([outputs['aux_masks'], last[1]], axis=1)
 
 
-def prediction_keys(data: Shaped[Array, 'B 2'], count: int) -> Key[Array, 'B L 2']:
-    """Return two keys for each of `count` predictions per image: for the points of the cost and of
-    the loss.
+def sample_truth(
+    fields: tuple[Array, Array | None], points: Float[Array, 'P 2'], number: Int[Array, '']
+) -> tuple[Float[Array, ' P'], Float[Array, ' P']]:
+    """Sample the mask of a segment of one image, and whether its pixels count.
+
+    Args:
+      fields: `segments` and `counts` of `Targets`.
+      points: Points to sample.
+      number: Number of the segment.
     """
-
-    def split(key: Array, number: Array) -> Array:
-        return jax.random.split(jax.random.fold_in(key, number))
-
-    split_all = jax.vmap(jax.vmap(split, (None, 0)), (0, None))
-    return split_all(jax.random.wrap_key_data(data), jnp.arange(count))
+    segments, counts = fields
+    return sample_segments(segments, points, number[None])[0], sample_counts(counts, points)
 
 
 def sample_segments(

@@ -20,6 +20,7 @@ class Viz(segment_panoptic.Viz):
     """Show segments, instances or classes in colors, depending on the task's kind."""
 
     threshold = 0.8
+    weighted: bool = True  # whether scores of instances are multiplied by their masks' certainty
 
     def adapt_task(self, task: Any, context: Context) -> Any:
         """Remove the size of the data's largest image from the task, since files may be larger."""
@@ -49,7 +50,7 @@ class Viz(segment_panoptic.Viz):
         if 'segmentation' in prediction:
             return _classes(prediction, photo)
         if 'queries' in prediction:
-            return _instances(prediction, photo, threshold)
+            return _instances(prediction, photo, threshold, self.weighted)
         segments = panoptic.from_prediction(
             prediction, lambda x: to_file_pixels(x, photo), threshold, OVERLAP
         )
@@ -72,19 +73,23 @@ def _classes(prediction: Fields, photo: Photo) -> tuple[Segments, Fields]:
     return Segments(numbers, indices), prediction_of_classes
 
 
-def _instances(prediction: Fields, photo: Photo, threshold: float) -> tuple[Segments, Fields]:
-    """Return the instances whose score, times the mean probability of their mask, is above
-    `threshold`; the best are on top.
+def _instances(
+    prediction: Fields, photo: Photo, threshold: float, weighted: bool
+) -> tuple[Segments, Fields]:
+    """Return the instances whose score, if `weighted` times the mean probability of their mask, is
+    above `threshold`; the best are on top.
     """
-    logits = panoptic.mask_logits(prediction, prediction['queries'])
-    is_inside = logits > 0
-    probs = (panoptic.sigmoid(logits) * is_inside).sum((1, 2)) / (is_inside.sum((1, 2)) + 1e-6)
-    scores = prediction['scores'] * probs
-    order = np.argsort(scores, kind='stable')
+    rows = np.flatnonzero(prediction['scores'] > threshold)  # weights are at most 1
+    logits = panoptic.mask_logits(prediction, prediction['queries'][rows])
+    is_inside, scores = logits > 0, prediction['scores'].copy()
+    if weighted:
+        total = (panoptic.sigmoid(logits) * is_inside).sum((1, 2))
+        scores[rows] *= total / (is_inside.sum((1, 2)) + 1e-6)
     numbers, segments = np.zeros(logits.shape[1:], int), []
-    for row in order[scores[order] > threshold].tolist():
-        segments.append(row)
-        numbers[is_inside[row]] = len(segments)
+    for i in np.argsort(scores[rows], kind='stable').tolist():
+        if scores[rows[i]] > threshold:
+            segments.append(rows[i])
+            numbers[is_inside[i]] = len(segments)
     instances = {**prediction, 'scores': scores, 'things': np.ones(len(scores), bool)}
     return _visible(to_file_pixels(numbers, photo), np.array(segments, int)), instances
 

@@ -31,7 +31,7 @@ from vit_jax.tree_paths import require_fit
 
 POSITIONS = 'antialiased'
 _SOURCE = 'RF-DETR'
-_TASK = 'detect_groups'
+_TASK, _MASK_TASK = 'detect_groups', 'segment_groups'
 _VIT = 'backbone.0.encoder.encoder.'
 _PROJECTOR = 'backbone.0.projector.stages.0.'
 _MASKS = 'segmentation_head.'
@@ -56,6 +56,7 @@ _BLOCK = (
     *((f'linear{i}', f'mlp/fc{i}') for i in (1, 2)),
     ('norm3', 'mlp_norm'),
 )
+_MASK_BLOCK = (('dwconv', 'depthwise'), ('norm', 'norm'), ('pwconv1', 'dense'))
 _DETECTOR: names.Table = (
     *_convolutions(f'{_PROJECTOR}0.m.{{0}}.', 'projector/block_{0}'),
     *_convolutions(f'{_PROJECTOR}0.', 'projector/outer'),
@@ -71,6 +72,13 @@ _DETECTOR: names.Table = (
     ('transformer.decoder.ref_point_head.layers.{0}', 'decoder/positions/layer_{0}'),
     ('bbox_embed.layers.{0}', 'bbox_embed/layer_{0}'),
     ('class_embed', 'class_embed'),
+    *((f'{_MASKS}blocks.{{0}}.{a}', f'mask_head/block_{{0}}/{b}') for a, b in _MASK_BLOCK),
+    (f'{_MASKS}spatial_features_proj', 'mask_head/map'),
+    (f'{_MASKS}query_features_block.norm_in', 'mask_head/query/norm'),
+    (f'{_MASKS}query_features_block.layers.0', 'mask_head/query/fc1'),
+    (f'{_MASKS}query_features_block.layers.2', 'mask_head/query/fc2'),
+    (f'{_MASKS}query_features_proj', 'mask_head/query/out'),
+    (f'{_MASKS}bias', 'mask_head/bias'),
 )
 # Fields of our model by keys of config.json, and transformers' defaults.
 _KEYS = {
@@ -79,12 +87,13 @@ _KEYS = {
 }
 _DEFAULTS = {
     **{'decoder_self_attention_heads': 8, 'decoder_cross_attention_heads': 16},
-    **{'dropout': 0.1, 'layer_norm_eps': 1e-5},
+    **{'dropout': 0.1, 'layer_norm_eps': 1e-5, 'mask_downsample_ratio': 4},
 }
 # Values of config.json that the model has.
 _REQUIRED = {
     **{'activation_function': 'silu', 'decoder_activation_function': 'relu'},
     **{'hidden_expansion': 0.5, 'num_feature_levels': 1, 'attention_bias': True},
+    'segmentation_head_activation_function': 'gelu',
 }
 _COCO = 91  # outputs of the published models, one for each category id
 
@@ -95,7 +104,7 @@ def matches(flat: Mapping[str, np.ndarray]) -> bool:
 
 
 def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
-    """Read an RF-DETR, without the masks of one for instance segmentation.
+    """Read an RF-DETR, with or without masks.
 
     Blocks of the ViT after the last map, whose outputs nothing reads, are left out.
 
@@ -108,9 +117,6 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     if not config.get('backbone_config'):
         config |= _published(flat)
         notes = ('no config.json: windows, maps and heads are assumed to be the published ones',)
-    if any(name.startswith(_MASKS) for name in flat):
-        flat = {name: x for name, x in flat.items() if not name.startswith(_MASKS)}
-        notes += ('its mask head is ignored: it is read as a detector of boxes',)
     for key, value in _REQUIRED.items():
         if config.get(key, value) != value:
             raise UserError(f'{_SOURCE}: {key} {config[key]!r} is not supported (only {value!r})')
@@ -135,7 +141,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     if not model['final_norm']:
         params['encoder'] = {n: x for n, x in params['encoder'].items() if n != 'norm'}
     _require_detector(params, model)
-    task = {'name': _TASK, **_normalization(trained)}
+    task = {'name': _MASK_TASK if model['masks']['stride'] else _TASK, **_normalization(trained)}
     size = trained.image_size
     imported = TrainedModel.from_file(
         params,
@@ -234,7 +240,12 @@ def _sizes(arrays: Flat, config: Mapping[str, Any]) -> dict[str, Any]:
     if queries % max(groups, 1):
         raise UserError(f'{_SOURCE}: {queries} queries cannot be split into {groups} groups')
     scores = names.require(arrays, 'decoder/block_0/deformable/scores/bias').size
+    masks = {'stride': 0}
+    if any(name.startswith('mask_head/') for name in arrays):
+        hidden = names.require(arrays, 'mask_head/query/fc1/bias').size
+        masks = {'stride': int(config['mask_downsample_ratio']), 'mlp_dim': hidden}
     return {
+        'masks': masks,
         'num_classes': names.require(arrays, 'class_embed/bias').size,
         'num_queries': queries // groups,
         'groups': groups,
@@ -269,7 +280,7 @@ def _is_in_vit(name: str) -> bool:
 
 
 def write(trained: TrainedModel) -> Written:
-    """Write the files of an RfDetrForObjectDetection, whose arrays the authors' code reads too.
+    """Write the files of transformers' RF-DETR, whose arrays the authors' code reads too.
 
     Raises:
       UserError: if transformers has no such model, or the image size is unknown.
@@ -318,10 +329,12 @@ def _vit_config(module: Model) -> dict[str, Any]:
 
 def _config(module: Model, backbone: Mapping[str, Any]) -> dict[str, Any]:
     """Build config.json."""
-    values, layers = fields(module), list(module.map_layers)
+    values, layers, masks = fields(module), list(module.map_layers), module.masks
+    task = 'InstanceSegmentation' if masks.stride else 'ObjectDetection'
+    of_masks = {'mask_downsample_ratio': masks.stride, 'intermediate_size': masks.mlp_dim}
     return {
         'model_type': 'rf_detr',
-        'architectures': ['RfDetrForObjectDetection'],
+        'architectures': [f'RfDetrFor{task}'],
         'backbone_config': {
             **backbone,
             'num_windows': module.windows,
@@ -331,8 +344,9 @@ def _config(module: Model, backbone: Mapping[str, Any]) -> dict[str, Any]:
         },
         **{key: values[field] for field, key in _KEYS.items()},
         **_REQUIRED,
+        **(of_masks if masks.stride else {}),
         'd_model': module.decoder_width,
-        'decoder_n_points': module.points,
+        'decoder_n_points': module.cross.points,
         'decoder_ffn_dim': module.decoder_mlp_dim,
         'decoder_layers': module.decoder_depth,
         'c2f_num_blocks': module.projector_blocks,
