@@ -94,18 +94,18 @@ def read_curve(folder: paths.Path, metric: str) -> LossCurve:
 def _summary(
     prediction: Prediction, metric: str, steps: int, beginning: int, measured: float | None
 ) -> dict[str, Any]:
-    found = prediction.fit
+    fit = prediction.fit
     return {
         'metric': metric,
-        'law': found.law,
+        'law': fit.law,
         'steps': steps,
         'known_steps': beginning,
         'known_share_of_rates': prediction.share,
         'value': prediction.value,
         'band': list(prediction.band),
         'measured': measured,
-        'L0': float(found.scales[0]),
-        'rms_of_relative_errors': found.error,
+        'L0': float(fit.scales[0]),
+        'rms_of_relative_errors': fit.error,
     }
 
 

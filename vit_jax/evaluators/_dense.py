@@ -136,17 +136,17 @@ class Depth(Target):
         self._images: list[dict[str, float]] = []
 
     def truth(self, record: dict[str, Any]) -> Shaped[np.ndarray, 'H W']:
-        known = record['depth']
-        return np.where(known <= self.deepest, known, np.float32(self.unknown))
+        truth = record['depth']
+        return np.where(truth <= self.deepest, truth, np.float32(self.unknown))
 
     def add(self, predicted: Float[np.ndarray, 'H W C'], truth: Shaped[np.ndarray, 'H W']) -> None:
-        known = truth > self.unknown
+        valid = truth > self.unknown
         if self.eigen_crop:
-            inside = np.zeros_like(known)
-            inside[depth.eigen_crop(*known.shape)] = True
-            known &= inside
-        if known.any():
-            measures = depth.measure(predicted[..., 0].astype(float), truth.astype(float), known)
+            inside = np.zeros_like(valid)
+            inside[depth.eigen_crop(*valid.shape)] = True
+            valid &= inside
+        if valid.any():
+            measures = depth.measure(predicted[..., 0].astype(float), truth.astype(float), valid)
             self._images.append({name: float(value) for name, value in measures.items()})
 
     def result(self) -> dict[str, float]:

@@ -79,12 +79,12 @@ class Evaluator(_dense.Evaluator):
         parts = [self._average(x) for x in np.split(queries, range(ROWS, len(queries), ROWS))]
         return np.concatenate(parts).reshape(height, width, -1)
 
-    def _encode(self, truth: np.ndarray, known: np.ndarray) -> Float[np.ndarray, 'H W C']:
+    def _encode(self, truth: np.ndarray, valid: np.ndarray) -> Float[np.ndarray, 'H W C']:
         """Return one-hot classes, or depths; zeros where the truth is unknown."""
         if isinstance(self.target, _dense.Segmentation):
             one_hot = truth[..., None] == np.arange(self.target.num_classes)
             return one_hot.astype(np.float32)
-        return np.where(known, truth, 0)[..., None]
+        return np.where(valid, truth, 0)[..., None]
 
     def _choose(self, index: int, patches: np.ndarray) -> np.ndarray:
         """Choose an image's share of the memory at random."""

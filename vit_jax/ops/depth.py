@@ -13,13 +13,13 @@ MEAN_WEIGHT = 0.15  # of the squared mean of logarithmic errors
 CLOSE = 1.25  # largest ratio of depths that counts for delta1
 
 Maps = Float[Any, '*B H W']
-Known = Bool[Any, '*B H W']
+Valid = Bool[Any, '*B H W']
 
 
 def sig_loss(
     depth: Maps,
     truth: Maps,
-    known: Known,
+    valid: Valid,
     axes: tuple[int, ...] = (-2, -1),
     unbiased: bool = False,
     spread: float | Any = 1.0,
@@ -31,7 +31,7 @@ def sig_loss(
     Args:
       depth: Predicted depths.
       truth: True depths.
-      known: Where they are known.
+      valid: Where they are known.
       axes: Axes whose pixels are compared together; the others remain.
       unbiased: Whether the variance is an unbiased estimate.
       spread: Weight of the variance.
@@ -40,17 +40,17 @@ def sig_loss(
       Losses; 0 without known depth.
     """
     xp = truth.__array_namespace__()
-    logs = xp.log(xp.where(known, depth, 1) + EPS) - xp.log(xp.where(known, truth, 1) + EPS)
-    errors = xp.where(known, logs, 0)
-    count = known.sum(axes, keepdims=True)
+    logs = xp.log(xp.where(valid, depth, 1) + EPS) - xp.log(xp.where(valid, truth, 1) + EPS)
+    errors = xp.where(valid, logs, 0)
+    count = valid.sum(axes, keepdims=True)
     mean = errors.sum(axes, keepdims=True) / xp.maximum(count, 1)
-    squares = xp.where(known, (errors - mean) ** 2, 0).sum(axes, keepdims=True)
+    squares = xp.where(valid, (errors - mean) ** 2, 0).sum(axes, keepdims=True)
     variance = squares / xp.maximum(count - int(unbiased), 1)
     total = (spread * variance + MEAN_WEIGHT * mean**2).squeeze(axes)
     return xp.where(total > 0, xp.sqrt(xp.where(total > 0, total, 1)), 0)
 
 
-def measure(depth: Maps, truth: Maps, known: Known) -> dict[str, Float[Any, '*B']]:
+def measure(depth: Maps, truth: Maps, valid: Valid) -> dict[str, Float[Any, '*B']]:
     """Measure each image's depths in meters (Eigen et al., 2014, arXiv:1406.2283, section 4).
 
     Returns:
@@ -59,18 +59,18 @@ def measure(depth: Maps, truth: Maps, known: Known) -> dict[str, Float[Any, '*B'
       delta1: Share of pixels whose depth is less than 25 % too large or too small.
     """
     xp = truth.__array_namespace__()
-    safe = xp.where(known, truth, 1)
-    errors = xp.where(known, xp.abs(depth - truth), 0)
+    safe = xp.where(valid, truth, 1)
+    errors = xp.where(valid, xp.abs(depth - truth), 0)
     ratios = xp.maximum(depth / safe, safe / depth)
-    values = xp.sqrt(mean(errors**2, known)), mean(errors / safe, known)
-    return dict(zip(NAMES, (*values, mean(1.0 * (ratios < CLOSE), known)), strict=True))
+    values = xp.sqrt(mean(errors**2, valid)), mean(errors / safe, valid)
+    return dict(zip(NAMES, (*values, mean(1.0 * (ratios < CLOSE), valid)), strict=True))
 
 
-def mean(values: Maps, known: Known) -> Float[Any, '*B']:
+def mean(values: Maps, valid: Valid) -> Float[Any, '*B']:
     """Average each map where depth is known; 0 if it is nowhere."""
     xp = values.__array_namespace__()
     axes = (-2, -1)
-    return xp.where(known, values, 0).sum(axes) / xp.maximum(known.sum(axes), 1)
+    return xp.where(valid, values, 0).sum(axes) / xp.maximum(valid.sum(axes), 1)
 
 
 def eigen_crop(height: int, width: int) -> tuple[slice, slice]:

@@ -58,9 +58,9 @@ def classes(count: int, unknown: int) -> Output:
 
     def loss(scores: Array, truth: Array, spread: Array) -> Array:
         del spread
-        known = truth != unknown
-        losses = optax.softmax_cross_entropy_with_integer_labels(scores, jnp.where(known, truth, 0))
-        return jnp.where(known, losses, 0).sum() / jnp.maximum(known.sum(), 1)
+        valid = truth != unknown
+        losses = optax.softmax_cross_entropy_with_integer_labels(scores, jnp.where(valid, truth, 0))
+        return jnp.where(valid, losses, 0).sum() / jnp.maximum(valid.sum(), 1)
 
     return Output(loss, count)
 
@@ -69,8 +69,8 @@ def depths(bins: int, shallowest: float, deepest: float) -> Output:
     """Make the output of depths in bins, see `depth_of_bins`."""
 
     def loss(predicted: Array, truth: Array, spread: Array) -> Array:
-        known = (truth > depth.UNKNOWN) & (truth <= deepest)
-        return depth.sig_loss(predicted[..., 0], truth, known, (0, 1, 2), True, spread)
+        valid = (truth > depth.UNKNOWN) & (truth <= deepest)
+        return depth.sig_loss(predicted[..., 0], truth, valid, (0, 1, 2), True, spread)
 
     def convert(values: Array) -> Array:
         return depth_of_bins(values, shallowest, deepest)[..., None]

@@ -227,7 +227,7 @@ def _merge_bias(path: str, kernel: Any, bias: Any, adapters: Mapping[str, Any]) 
     axis = len(kernel_parts[0].stack)
     biases = jnp.moveaxis(bias, axis, 0)
     factors = (adapters.get(part.name, {}).get('factor', 1.0) for part in kernel_parts)
-    return jnp.stack([one * factor for one, factor in zip(biases, factors, strict=True)], axis)
+    return jnp.stack([bias * factor for bias, factor in zip(biases, factors, strict=True)], axis)
 
 
 def shared_matrices(
@@ -292,8 +292,8 @@ class Adapters:
         """Return parameters, or their shapes, that the checkpoint has: no adapters or prompts."""
         flat = traverse_util.flatten_dict(without(params), sep='/')
         new = TRAINED['prompts'] if self.options.method == 'prompts' else '$.'
-        held = {path: leaf for path, leaf in flat.items() if not re.search(new, path)}
-        return traverse_util.unflatten_dict(held, sep='/')
+        remaining = {path: leaf for path, leaf in flat.items() if not re.search(new, path)}
+        return traverse_util.unflatten_dict(remaining, sep='/')
 
     @property
     def pattern(self) -> str:
@@ -354,8 +354,8 @@ def make_adapters(lora: Lora, model: Any, params: PyTree) -> tuple[Adapters, PyT
         if not any(_matches(pattern, path) for path in paths):
             raise UserError(f'config.lora.train: {pattern!r} matches no parameter')
     heads = (f'^{re.escape(head)}/' for head in model.head_layers)
-    own = (TRAINED[lora.method],) if lora.method in TRAINED else ()
-    trained_patterns = (LEAF.pattern, *own, *heads, *lora.train)
+    by_method = (TRAINED[lora.method],) if lora.method in TRAINED else ()
+    trained_patterns = (LEAF.pattern, *by_method, *heads, *lora.train)
     frozen_paths = [
         path for path in paths if not any(_matches(pattern, path) for pattern in trained_patterns)
     ]

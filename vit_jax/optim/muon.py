@@ -120,8 +120,10 @@ def adamuon(
         optax.scale_by_learning_rate(learning_rate),
     )
     adam = optax.nadamw if nesterov else optax.adamw
-    rest = adam(learning_rate, b1, b2, eps, mu_dtype=mu_dtype, weight_decay=weight_decay, mask=mask)
-    return _by_kind(matrices, adaptive, rest)
+    for_others = adam(
+        learning_rate, b1, b2, eps, mu_dtype=mu_dtype, weight_decay=weight_decay, mask=mask
+    )
+    return _by_kind(matrices, adaptive, for_others)
 
 
 nadamuon = functools.partial(adamuon, nesterov=True)
@@ -139,14 +141,18 @@ _QUINTIC = (
 
 
 def _by_kind(
-    matrices: str, orthogonal: optax.GradientTransformation, rest: optax.GradientTransformation
+    matrices: str,
+    orthogonal: optax.GradientTransformation,
+    for_others: optax.GradientTransformation,
 ) -> optax.GradientTransformation:
     """Apply one transformation to the parameters that a pattern matches, another to the rest."""
 
     def kind(path: str) -> str:
         return 'muon' if re.search(matrices, path) else 'adamw'
 
-    return optax.partition({'muon': orthogonal, 'adamw': rest}, lambda tree: map_paths(kind, tree))
+    return optax.partition(
+        {'muon': orthogonal, 'adamw': for_others}, lambda tree: map_paths(kind, tree)
+    )
 
 
 def _momentum(beta: float, nesterov: bool, dtype: Any) -> optax.GradientTransformation:

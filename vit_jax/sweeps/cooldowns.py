@@ -47,8 +47,8 @@ def cooldowns(
     if starts[0] < 1:
         raise UserError(f'cooldowns: lengths={tuple(lengths)}: no step is left before a cooldown')
     for point in points:
-        if own := [key for key in KEYS if key in point]:
-            raise UserError(f'cooldowns: a point sets {own[0]}, which its lengths decide')
+        if decided := [key for key in KEYS if key in point]:
+            raise UserError(f'cooldowns: a point sets {decided[0]}, which its lengths decide')
     runs = [
         {
             TOTAL: f'{length} steps',

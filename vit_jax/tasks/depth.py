@@ -19,7 +19,7 @@ from vit_jax.tasks.base import Apply, Batch, Sums
 
 METERS, INVERSE = 'meters', 'inverse'
 Maps = Float[Array, 'B H W']
-Known = Bool[Array, 'B H W']
+Valid = Bool[Array, 'B H W']
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,28 +65,28 @@ class Task(base.Task):
 
     def loss(self, outputs: dict, batch: Batch) -> dict[str, Term]:
         """Mean over images with known depth of `sig_loss` or `aligned_loss`."""
-        truth, known = self._truth(batch)
+        truth, valid = self._truth(batch)
         depth = resize(outputs['depth'], truth)
         if self.output == METERS:
-            losses = sig_loss(depth.clip(0), truth, known)
+            losses = sig_loss(depth.clip(0), truth, valid)
         else:
-            losses = aligned_loss(depth, invert(truth, known), known, self.trimmed)
-        counted = self.mask(batch) * known.any((1, 2))
+            losses = aligned_loss(depth, invert(truth, valid), valid, self.trimmed)
+        counted = self.mask(batch) * valid.any((1, 2))
         return {'loss': Term((losses * counted).sum(), counted.sum())}
 
     def evaluate(self, apply: Apply, batch: Batch) -> Sums:
         """Sums and counts over images with known depth: the loss, and the means of `measure`."""
         outputs = self.outputs(apply, batch)
-        truth, known = self._truth(batch)
+        truth, valid = self._truth(batch)
         depth = resize(outputs['depth'], truth)
         if self.output == INVERSE:
-            aligned = align(depth, invert(truth, known), known)
+            aligned = align(depth, invert(truth, valid), valid)
             depth = 1 / jnp.maximum(aligned, 1 / self.deepest)
         depth = depth.clip(self.least, self.deepest)
-        counted = self.mask(batch) * known.any((1, 2))
+        counted = self.mask(batch) * valid.any((1, 2))
         terms = self.loss(outputs, batch)
         sums: Sums = {name: (term.sum, term.count) for name, term in terms.items()}
-        for name, values in measure(depth, truth, known).items():
+        for name, values in measure(depth, truth, valid).items():
             sums[name] = ((values * counted).sum(), counted.sum())
         return sums
 
@@ -96,7 +96,7 @@ class Task(base.Task):
         depth = resize(apply(images)['depth'], images[..., 0])
         return {'depth' if self.output == METERS else 'inverse_depth': depth}
 
-    def _truth(self, batch: Batch) -> tuple[Maps, Known]:
+    def _truth(self, batch: Batch) -> tuple[Maps, Valid]:
         """Return true depths, and where they are known and in range."""
         if 'depth' not in batch:
             raise UserError(
@@ -113,25 +113,25 @@ def resize(depth: Float[Array, 'B h w'], like: Maps) -> Maps:
     return depth if same else masks.resize_bilinear(depth, like.shape[1:])
 
 
-def invert(truth: Maps, known: Known) -> Maps:
+def invert(truth: Maps, valid: Valid) -> Maps:
     """Return inverse depths, 0 where they are unknown."""
-    return jnp.where(known, 1 / jnp.where(known, truth, 1), 0)
+    return jnp.where(valid, 1 / jnp.where(valid, truth, 1), 0)
 
 
-def align(values: Maps, truth: Maps, known: Known) -> Maps:
+def align(values: Maps, truth: Maps, valid: Valid) -> Maps:
     """Scale and shift each map to the true one by least squares (arXiv:1907.01341, equation 4).
 
     A map that is constant where depth is known is only shifted.
     """
-    own_mean, true_mean = (mean(x, known)[:, None, None] for x in (values, truth))
-    centered = jnp.where(known, values - own_mean, 0)
+    own_mean, true_mean = (mean(x, valid)[:, None, None] for x in (values, truth))
+    centered = jnp.where(valid, values - own_mean, 0)
     square = (centered**2).sum((1, 2))
-    product = (centered * jnp.where(known, truth - true_mean, 0)).sum((1, 2))
+    product = (centered * jnp.where(valid, truth - true_mean, 0)).sum((1, 2))
     scale = jnp.where(square > 0, product / jnp.where(square > 0, square, 1), 0)
     return scale[:, None, None] * (values - own_mean) + true_mean
 
 
-def aligned_loss(values: Maps, truth: Maps, known: Known, trimmed: float) -> Float[Array, ' B']:
+def aligned_loss(values: Maps, truth: Maps, valid: Valid, trimmed: float) -> Float[Array, ' B']:
     """Compute each image's scale- and shift-invariant loss (Ranftl et al., 2019, arXiv:1907.01341).
 
     Both maps are shifted by their medians and divided by their mean absolute deviations (equation
@@ -140,23 +140,23 @@ def aligned_loss(values: Maps, truth: Maps, known: Known, trimmed: float) -> Flo
     Args:
       values: Predictions up to a scale and a shift of each image.
       truth: True values.
-      known: Where they are known.
+      valid: Where they are known.
       trimmed: Share of the pixels to leave out.
     """
-    errors = jnp.abs(standardize(values, known) - standardize(truth, known))
-    ordered = jnp.sort(jnp.where(known, errors, jnp.inf).reshape(len(errors), -1), axis=1)
-    count = known.sum((1, 2))
+    errors = jnp.abs(standardize(values, valid) - standardize(truth, valid))
+    ordered = jnp.sort(jnp.where(valid, errors, jnp.inf).reshape(len(errors), -1), axis=1)
+    count = valid.sum((1, 2))
     kept = jnp.ceil((1 - trimmed) * count)
     is_kept = jnp.arange(ordered.shape[1]) < kept[:, None]
     return jnp.where(is_kept, ordered, 0).sum(1) / (2 * jnp.maximum(count, 1))
 
 
-def standardize(values: Maps, known: Known) -> Maps:
+def standardize(values: Maps, valid: Valid) -> Maps:
     """Subtract each map's median, and divide by the mean absolute deviation from it."""
-    flat = jnp.where(known, values, jnp.nan).reshape(len(values), -1)
-    has_any = known.any((1, 2))
+    flat = jnp.where(valid, values, jnp.nan).reshape(len(values), -1)
+    has_any = valid.any((1, 2))
     flat = jnp.where(has_any[:, None], flat, 0)
     median = jnp.nanmedian(flat, axis=1)[:, None, None]
     shifted = values - median
-    spread = mean(jnp.where(known, jnp.abs(shifted), 0), known)[:, None, None]
-    return jnp.where(known, shifted / jnp.maximum(spread, 1e-6), 0)
+    spread = mean(jnp.where(valid, jnp.abs(shifted), 0), valid)[:, None, None]
+    return jnp.where(valid, shifted / jnp.maximum(spread, 1e-6), 0)

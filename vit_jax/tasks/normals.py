@@ -52,9 +52,9 @@ class Task(base.Task):
 
     def loss(self, outputs: dict, batch: Batch) -> dict[str, Term]:
         """Mean over images with known normals of 1 - cos, a mean over their pixels."""
-        truth, known = _truth(batch)
-        losses = 1 - mean(_cosine(outputs, truth), known)
-        counted = self.mask(batch) * known.any((1, 2))
+        truth, valid = _truth(batch)
+        losses = 1 - mean(_cosine(outputs, truth), valid)
+        counted = self.mask(batch) * valid.any((1, 2))
         return {'loss': Term((losses * counted).sum(), counted.sum())}
 
     def evaluate(self, apply: Apply, batch: Batch) -> Sums:
@@ -65,12 +65,12 @@ class Task(base.Task):
           angle: Angle to the true normal, in degrees.
           within_11: Share of pixels whose angle is less than 11.25 degrees.
         """
-        truth, known = _truth(batch)
+        truth, valid = _truth(batch)
         cosine = _cosine(self.outputs(apply, batch), truth)
         angle = jnp.degrees(jnp.arccos(cosine.clip(-1, 1)))
-        counted = self.mask(batch) * known.any((1, 2))
+        counted = self.mask(batch) * valid.any((1, 2))
         values = {'loss': 1 - cosine, 'angle': angle, 'within_11': 1.0 * (angle < SMALL)}
-        return {n: ((mean(x, known) * counted).sum(), counted.sum()) for n, x in values.items()}
+        return {n: ((mean(x, valid) * counted).sum(), counted.sum()) for n, x in values.items()}
 
     def predict(self, apply: Apply, batch: Batch) -> dict[str, Array]:
         """Return `normals` of length 1, float32 [B H W 3] for all pixels."""

@@ -83,13 +83,13 @@ class Task(base.Task):
         """Sum each image's losses, and count its correct pixels, with the numbers of pixels."""
         classes = pixel_classes(batch)
         logits = resize(outputs['logits'], classes.shape[1:]).astype(jnp.float32)
-        known = classes != NONE
-        truth = jnp.where(known, classes, 0)
+        valid = classes != NONE
+        truth = jnp.where(valid, classes, 0)
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, truth)
         right = logits.argmax(-1) == truth
-        count = known.sum((1, 2)).astype(jnp.float32)
+        count = valid.sum((1, 2)).astype(jnp.float32)
         values = {'loss': losses, 'accuracy': right}
-        return {n: (jnp.where(known, x, 0).sum((1, 2)), count) for n, x in values.items()}
+        return {n: (jnp.where(valid, x, 0).sum((1, 2)), count) for n, x in values.items()}
 
 
 def pixel_classes(batch: Batch) -> Int[Array, 'B H W']:

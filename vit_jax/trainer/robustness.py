@@ -125,11 +125,13 @@ def _find_folders(root: pathlib.Path) -> list[TestSet]:
     corrupted = folders.get('imagenet-c', root)
     for corruption in ALEXNET_ERRORS:  # some archives have groups, such as noise/gaussian_noise
         paths = (corrupted / corruption, *sorted(corrupted.glob(f'*/{corruption}')))
-        if found := next((path for path in paths if path.is_dir()), None):
+        if folder := next((path for path in paths if path.is_dir()), None):
             sets += [
-                TestSet(CORRUPTED, f'folder:{found / str(severity)}', 'train', corruption, severity)
+                TestSet(
+                    CORRUPTED, f'folder:{folder / str(severity)}', 'train', corruption, severity
+                )
                 for severity in SEVERITIES
-                if (found / str(severity)).is_dir()
+                if (folder / str(severity)).is_dir()
             ]
     return sets
 
@@ -151,7 +153,7 @@ def _find_prepared() -> list[TestSet]:
         for corruption in ALEXNET_ERRORS
         for severity in SEVERITIES
     ]
-    return [one for one in sets if _is_prepared(one.source.partition(':')[2])]
+    return [test_set for test_set in sets if _is_prepared(test_set.source.partition(':')[2])]
 
 
 def _is_prepared(name: str) -> bool:
@@ -222,7 +224,7 @@ def measure(
     trained = with_wordnet_ids(trained)
     if trained.channels != 3:
         raise UserError(f'{trained.path} takes images of {trained.channels} channels, not 3')
-    numbered = next((one.name for one in sets if one.is_numbered), None)
+    numbered = next((test_set.name for test_set in sets if test_set.is_numbered), None)
     if numbered and list(trained.class_names) != sorted(trained.class_names):
         raise UserError(
             f"{trained.path}: its classes are not in ImageNet's order, by which {numbered} numbers "
@@ -231,16 +233,16 @@ def measure(
     layout = sharding.make_layout(mesh.usable_devices())
     steps = compile_steps(trained.model, trained.task, layout, trained.settings.seed)
     variables = layout.create(lambda loaded: loaded, trained.variables)
-    for one in sets:
-        entry = _entry(trained, one, batch_size, image_size)
+    for test_set in sets:
+        entry = _entry(trained, test_set, batch_size, image_size)
         named = trained.with_groups(evals={'set': to_group(entry)})
         [evaluation] = open_evals(named.settings, layout, steps, trained).values()
-        results = evaluate.run(steps, {one.name: evaluation}, variables)
+        results = evaluate.run(steps, {test_set.name: evaluation}, variables)
         labels = getattr(evaluation.evaluator, 'classes', None)
         yield {
-            'set': one.name,
-            'corruption': one.corruption,
-            'severity': one.severity or None,
+            'set': test_set.name,
+            'corruption': test_set.corruption,
+            'severity': test_set.severity or None,
             'classes': CLASSES if labels is None else len(labels),
             'images': len(evaluation.data.source),
             'accuracy': next(iter(results.values()), math.nan),
@@ -248,19 +250,19 @@ def measure(
 
 
 def _entry(
-    trained: TrainedModel, one: TestSet, batch_size: int | None, image_size: Size | None
+    trained: TrainedModel, test_set: TestSet, batch_size: int | None, image_size: Size | None
 ) -> Evaluation:
     """Return the evaluation of a set, on images prepared as the model's."""
     shared = {field: to_group(trained.data)[field] for field in ('transforms', 'workers')}
     if image_size is not None:
         shared['transforms'] = preprocessing.change_size(shared['transforms'], image_size)
-    if one.corruption:
+    if test_set.corruption:
         shared['transforms'] = without_crop(shared['transforms'])
-    evaluator = {'evaluator': 'real' if one.name == REAL else 'subset_accuracy'}
-    labels = {'labels': one.labels} if one.labels else {}
-    data = {'source': one.source, 'split': one.split, 'batch_size': batch_size}
+    evaluator = {'evaluator': 'real' if test_set.name == REAL else 'subset_accuracy'}
+    labels = {'labels': test_set.labels} if test_set.labels else {}
+    data = {'source': test_set.source, 'split': test_set.split, 'batch_size': batch_size}
     keys = {**shared, **data, **evaluator, **labels}
-    return schema.make_section(Evaluation, keys, f'config.evals.{one.name}', True)
+    return schema.make_section(Evaluation, keys, f'config.evals.{test_set.name}', True)
 
 
 def without_crop(transforms: str) -> str:

@@ -54,8 +54,8 @@ def split_folders(root: pathlib.Path, truth: Truth, title: str) -> tuple[Folders
             f'{title}: has no folder {IMAGES}; put the images into {root}/{IMAGES} and {kinds} '
             f'files with the same names into {root}/{truth.folders[0]}'
         )
-    others = {name: _truth_folder(root / name, truth, title) for name in splits}
-    return {name: root / name / IMAGES for name in splits}, others
+    truth_folders = {name: _truth_folder(root / name, truth, title) for name in splits}
+    return {name: root / name / IMAGES for name in splits}, truth_folders
 
 
 def _truth_folder(root: pathlib.Path, truth: Truth, title: str) -> pathlib.Path:
@@ -75,7 +75,7 @@ def list_folders(folder: pathlib.Path) -> list[str]:
 
 
 def pair_files(
-    folder: pathlib.Path, others: pathlib.Path, truth: Truth, title: str
+    folder: pathlib.Path, truth_folder: pathlib.Path, truth: Truth, title: str
 ) -> list[tuple[str, str]]:
     """Pair image names with their files, in a fixed shuffled order.
 
@@ -85,7 +85,7 @@ def pair_files(
     names = [name for name in listing.files_below(folder) if is_image(name)]
     if not names:
         raise UserError(f'{title}: no image below {folder}')
-    existing = set(listing.files_below(others)) if others.is_dir() else set()
+    existing = set(listing.files_below(truth_folder)) if truth_folder.is_dir() else set()
     by_key = {_lower_ending(name, truth): name for name in existing}  # 0.PNG belongs to 0.jpg
     stems = [name.rpartition('.')[0].removesuffix(truth.suffixes[0]) for name in names]
     pairs = []
@@ -97,17 +97,17 @@ def pair_files(
         stem = other.rpartition('.')[0]
         wrong = next((file for file in existing if file.rpartition('.')[0] == stem), None)
         kinds = ' or '.join(ending[1:].upper() for ending in truth.endings)
-        hint = f'; {others / wrong} is not a {kinds} file' if wrong else ''
+        hint = f'; {truth_folder / wrong} is not a {kinds} file' if wrong else ''
         count = f' ({len(missing):,} of {len(names):,} lack {truth.name}s)'
         raise UserError(
-            f'{folder / name}: its {truth.name} {others / other} is missing{hint}'
+            f'{folder / name}: its {truth.name} {truth_folder / other} is missing{hint}'
             f'{count if len(missing) > 1 else ""}'
         )
     unused = existing - {pair[1] for pair in pairs}
     endings = tuple(truth.suffixes[1] + ending for ending in truth.endings)
     if count_unused := sum(_lower_ending(name, truth).endswith(endings) for name in unused):
         listing.warn_once(
-            f'{others}: ignoring {count_unused} {truth.name}s without an image in {folder}'
+            f'{truth_folder}: ignoring {count_unused} {truth.name}s without an image in {folder}'
         )
     return shuffle(pairs)
 

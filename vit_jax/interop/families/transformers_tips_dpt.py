@@ -96,10 +96,10 @@ _OF_WHOLE = ('model_type', 'architectures', 'backbone_config', 'hidden_size', 'i
 def _choose(flat: Flat, extra: Mapping[str, Any]) -> tuple[str, list[str]]:
     """Return the output to read, and the names of other heads in the file."""
     named = ' '.join(map(str, extra.get('architectures') or ()))
-    found = [key for key, (name, _) in _HEADS.items() if f'{name}_head.convs.0.weight' in flat]
-    wanted = [key for key in found if _HEADS[key][1] in named]
-    output = (wanted or found)[0]
-    return output, [_HEADS[key][0] for key in found if key != output]
+    heads = [key for key, (name, _) in _HEADS.items() if f'{name}_head.convs.0.weight' in flat]
+    wanted = [key for key in heads if _HEADS[key][1] in named]
+    output = (wanted or heads)[0]
+    return output, [_HEADS[key][0] for key in heads if key != output]
 
 
 def _read_head(flat: Flat, output: str, factors: list[float]) -> Flat:

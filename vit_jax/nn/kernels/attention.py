@@ -196,9 +196,9 @@ def _forward_kernel(
 
     def compute_head(start: Any, head: Head) -> None:
         q, k, v = (_read(ref, first + start, head) for ref, first in first_columns(refs))
-        own, factors = head.own(), _factors(kept_ref, start, head, options)
-        out = attend(jnp.where(own, q, 0), k, v, head.size, visible.scores, factors)
-        write(out_ref, head, own, out, start)
+        in_head, factors = head.own(), _factors(kept_ref, start, head, options)
+        out = attend(jnp.where(in_head, q, 0), k, v, head.size, visible.scores, factors)
+        write(out_ref, head, in_head, out, start)
 
     keys = refs[-1].shape[0]
     group = group_width(width, options.num_heads, UNROLLED // score_bytes(out_ref.shape[0], keys))
@@ -213,13 +213,13 @@ def _backward_kernel(
 
     def compute_head(start: Any, head: Head) -> None:
         q, k, v = (_read(ref, first + start, head) for ref, first in first_columns(refs))
-        own, factors = head.own(), _factors(kept_ref, start, head, options)
-        q = jnp.where(own, q, 0)
-        grad = jnp.where(own, _read(grad_ref, start, head), 0)
+        in_head, factors = head.own(), _factors(kept_ref, start, head, options)
+        q = jnp.where(in_head, q, 0)
+        grad = jnp.where(in_head, _read(grad_ref, start, head), 0)
         through = (visible.scores, visible.gradients)
-        found = gradients(q, k, v, grad, head.size, *through, factors)
-        for (ref, first), gradient in zip(first_columns(out_refs), found, strict=True):
-            write(ref, head, own, gradient, first + start)
+        results = gradients(q, k, v, grad, head.size, *through, factors)
+        for (ref, first), gradient in zip(first_columns(out_refs), results, strict=True):
+            write(ref, head, in_head, gradient, first + start)
 
     _for_each_head(width, options.num_heads, group_width(width, options.num_heads), compute_head)
 

@@ -85,11 +85,11 @@ def backward(
     out = tuple(jax.ShapeDtypeStruct(shape, grad.dtype) for shape in shapes)
     specs = (grid.queries(), grid.tokens(), grid.tokens())
     sums = [pltpu.VMEM((grid.keys, grid.columns), jnp.float32)] * 2
-    found = grid.call(_backward_kernel, 5, masks, kept, (grad,), out, specs, sums)
+    results = grid.call(_backward_kernel, 5, masks, kept, (grad,), out, specs, sums)
     sizes = [x.shape[-1] // grid.width for x in projected]
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
     return tuple(
-        jnp.concatenate(found[end - size : end], axis=-1) if size > 1 else found[end - 1]
+        jnp.concatenate(results[end - size : end], axis=-1) if size > 1 else results[end - 1]
         for size, end in zip(sizes, ends, strict=True)
     )
 
@@ -209,10 +209,10 @@ def _forward_kernel(
     visible = _visible(masks, out_ref, options, keys=1)
     for i, head in enumerate(heads_in_group(columns, size)):
         q, k, v = (ref[:, head.columns()] for ref in refs)
-        own = head.own()
-        q = jnp.where(own, _present(q, queries), 0)
+        in_head = head.own()
+        q = jnp.where(in_head, _present(q, queries), 0)
         out = attend(q, k, v, head.size, visible.scores, _factors(kept_ref, i, options))
-        write(out_ref, head, own, out)
+        write(out_ref, head, in_head, out)
 
 
 def _backward_kernel(
@@ -241,12 +241,12 @@ def _backward_kernel(
 
     for i, head in enumerate(heads_in_group(columns, size)):
         q, k, v = (ref[:, head.columns()] for ref in refs)
-        own, grad = head.own(), grad_ref[:, head.columns()]
-        q, grad = (jnp.where(own, _present(x, queries), 0) for x in (q, grad))
+        in_head, grad = head.own(), grad_ref[:, head.columns()]
+        q, grad = (jnp.where(in_head, _present(x, queries), 0) for x in (q, grad))
         factors = _factors(kept_ref, i, options)
         through = (visible.scores, visible.gradients)
         of_q, of_k, of_v = gradients(q, k, v, grad, head.size, *through, factors)
-        write(of_queries, head, own, of_q)
+        write(of_queries, head, in_head, of_q)
         # Zero outside of the head's own columns, as q and grad are.
         key_sums[:, head.columns()] += of_k
         value_sums[:, head.columns()] += of_v

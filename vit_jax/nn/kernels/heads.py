@@ -198,19 +198,19 @@ def gradients(
     return dot(of_scores, k, (0, 0)), dot(of_scores, q, (1, 0)), of_values
 
 
-def write(ref: Any, head: Head, own: Array, value: Array, offset: Any = 0) -> None:
+def write(ref: Any, head: Head, in_head: Array, value: Array, offset: Any = 0) -> None:
     """Write a head's columns of a group, keeping those that earlier heads have written.
 
     Args:
       ref: [N _] of a program.
       head: Number in a group that begins at column `offset`.
-      own: Mask of its columns, see `Head.own`.
+      in_head: Mask of its columns, see `Head.own`.
       value: [N R], its registers.
       offset: See `head`.
     """
     value, columns = value.astype(ref.dtype), head.columns(offset)
     if head.first > head.low:
-        value = jnp.where(own, value, ref[:, columns])
+        value = jnp.where(in_head, value, ref[:, columns])
     ref[:, columns] = value
 
 

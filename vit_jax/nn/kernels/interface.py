@@ -106,8 +106,8 @@ def attend_plainly(spec: AttentionSpec | WindowSpec, x: Inputs) -> Float[Array, 
     )
     bias = x.bias
     if bias is not None and x.regions is not None:
-        apart = x.regions[:, None, :, None] != x.regions[:, None, None, :]
-        bias = bias + jnp.where(apart, APART, 0.0)
+        differs = x.regions[:, None, :, None] != x.regions[:, None, None, :]
+        bias = bias + jnp.where(differs, APART, 0.0)
     mask = x.mask if x.segments is None else both(x.mask, x.segments.mask())
     if isinstance(spec, AttentionSpec) and spec.causal:
         mask = both(mask, causal_mask(query.shape[-2]))

@@ -175,14 +175,14 @@ def _call(
 def _forward_kernel(
     qkv: Any, bias: Any, regions: Any, _: Any, out: Any, *, options: Options
 ) -> None:
-    def compute_head(window: Any, number: int, start: int, head: Head, apart: Any) -> None:
+    def compute_head(window: Any, number: int, start: int, head: Head, region_bias: Any) -> None:
         def scored(scores: Array) -> Array:
-            return scores + bias[number] + apart
+            return scores + bias[number] + region_bias
 
         q, k, v = _read(qkv, window, start, head)
-        own = head.own()
-        value = attend(jnp.where(own, q, 0), k, v, head.size, scored)
-        write(out.at[window], head, own, value, start)
+        in_head = head.own()
+        value = attend(jnp.where(in_head, q, 0), k, v, head.size, scored)
+        write(out.at[window], head, in_head, value, start)
 
     _for_each(options, out.shape[-1], regions, compute_head)
 
@@ -196,20 +196,20 @@ def _backward_kernel(
     def _() -> None:
         of_bias[...] = jnp.zeros_like(of_bias)
 
-    def compute_head(window: Any, number: int, start: int, head: Head, apart: Any) -> None:
+    def compute_head(window: Any, number: int, start: int, head: Head, region_bias: Any) -> None:
         def scored(scores: Array) -> Array:
-            return scores + bias[number] + apart
+            return scores + bias[number] + region_bias
 
         def through(of_scores: Array) -> Array:
             of_bias[number] += of_scores
             return of_scores
 
         q, k, v = _read(qkv, window, start, head)
-        own = head.own()
-        q = jnp.where(own, q, 0)
-        grad = jnp.where(own, grads[0][window, :, head.columns(start)], 0)
+        in_head = head.own()
+        q = jnp.where(in_head, q, 0)
+        grad = jnp.where(in_head, grads[0][window, :, head.columns(start)], 0)
         for i, gradient in enumerate(gradients(q, k, v, grad, head.size, scored, through)):
-            write(of_qkv.at[window], head, own, gradient, i * width + start)
+            write(of_qkv.at[window], head, in_head, gradient, i * width + start)
 
     _for_each(options, width, regions, compute_head)
 
@@ -220,13 +220,13 @@ def _for_each(options: Options, width: int, regions: Any, compute_head: Any) -> 
     size = width // options.num_heads
 
     def compute_window(window: Any) -> None:
-        apart: Any = 0.0
+        region_bias: Any = 0.0
         if regions is not None:
             row = regions[window]
-            apart = jnp.where(row == along(0, row), 0.0, APART)
+            region_bias = jnp.where(row == along(0, row), 0.0, APART)
         for start in range(0, width, group):
             for head in heads_in_group(group, size):
-                compute_head(window, (start + head.first) // size, start, head, apart)
+                compute_head(window, (start + head.first) // size, start, head, region_bias)
 
     pl.loop(0, options.program)(compute_window)
 
