@@ -32,6 +32,13 @@ def add_model_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> Non
     )
     add_image_size_flag(parser)
     add_checkpoint_flags(parser)
+    parser.add_argument(
+        '--adaptor',
+        default='',
+        metavar='NAME',
+        help="adaptor of a run of the task agglomerate: the features are a teacher's, as the "
+        "student predicts them (default: the student's own)",
+    )
 
 
 def add_image_size_flag(parser: argparse.ArgumentParser) -> None:
@@ -72,13 +79,6 @@ def add_checkpoint_flags(parser: argparse.ArgumentParser) -> None:
         help='number of checkpoints to average, the last of them --step; or the decay of one of '
         "the run's averages (config.step.ema_decay), such as 0.9999; or none for the parameters "
         'themselves (default: the newest checkpoint, the first average)',
-    )
-    parser.add_argument(
-        '--adaptor',
-        default='',
-        metavar='NAME',
-        help="adaptor of a run of the task agglomerate: the features are a teacher's, as the "
-        "student predicts them (default: the student's own)",
     )
     add_allow_flag(parser)
 
@@ -196,10 +196,6 @@ def open_model(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Any
 
 
 def run_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Convert the flags of `add_run_flags` to keywords of `inference.load`'s functions."""
-    return {
-        'step': args.step,
-        'average': args.average,
-        'adaptor': args.adaptor,
-        'allowed': args.allow,
-    }
+    """Convert the flags of a model or run to keywords of `inference.load`'s functions."""
+    options = {'step': args.step, 'average': args.average, 'allowed': args.allow}
+    return options | ({'adaptor': args.adaptor} if 'adaptor' in args else {})

@@ -43,9 +43,8 @@ def main(argv: Sequence[str]) -> int:
     trained = load.read(args.model, **run_options(args))
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(args.dry_run or f'{temporary}/files')
-        notes = hub_push.write_repository(
-            trained, folder, args.repository, measured=args.average == 1 and not args.adaptor
-        )
+        measured = args.average == 1
+        notes = hub_push.write_repository(trained, folder, args.repository, measured=measured)
         for note in (*trained.notes, *notes):
             print(f'note: {note}', file=sys.stderr)
         if args.dry_run is not None:
