@@ -100,6 +100,7 @@ LOADED = (
         'run_jit',
         'run_mae',
         'run_mixer',
+        'run_pmt',
     ),
     *('run_open_clip', 'run_projected', 'run_rnn', 'run_siglip_naflex', 'run_swin_v2_cr'),
 )
@@ -256,7 +257,7 @@ def test_load_for_other_images_and_classes(name: str, place: Any) -> None:
 def test_inspect(name: str, place: Any, capsys: Any) -> None:
     said = command('inspect', name, capsys, 'inspect', '--checkpoint', place(name), '--json')
     if said is not None:
-        expected = sum(np.size(x) for x in jax.tree.leaves(read(place(name)).variables))
+        expected = sum(np.size(x) for x in jax.tree.leaves(read(place(name)).params))
         assert json.loads(said)['total'] == expected
 
 

@@ -91,6 +91,7 @@ CHECKED = {
         "timm's and transformers' towers", f'{TESTS}/test_open_clip.py', '1e-5', ('open_clip',)
     ),
     'pmf': Checked("the authors' code", 'tests/tasks/test_meanflow.py', '1e-5'),
+    'pmt': Checked("the authors' code", 'tests/models/test_pmt.py', '1e-5', ('authors_pmt',)),
     'projected': Checked('counts by hand', 'tests/tasks/test_distill.py', ''),
     'rf_detr': Checked("transformers' RF-DETR", f'{TESTS}/test_rf_detr.py', '1e-5', ('rf_detr',)),
     'rnn_seq2seq': Checked('equations in NumPy', 'tests/models/test_rnn_seq2seq.py', '1e-5'),

@@ -25,6 +25,7 @@ from vit_jax.models import (
     hybrid,
     mae,
     mixer,
+    pmt,
     rf_detr,
     sam_encoder,
     siglip,
@@ -88,6 +89,7 @@ MODELS = {
     'detr': detr.MODEL,
     'detr_panoptic': detr.PANOPTIC,
     'eomt': eomt.Model(**EOMT, posemb_prefix='none'),
+    'pmt': pmt.Model(**EOMT, posemb='none', positions='rope_dinov3(rescale=2.0)'),
     'dpt': dpt.Model(**DPT),
     'rf_detr': rf_detr.Model(**RF_DETR),
     'siglip': siglip.Model(**TOWERS),
@@ -115,6 +117,7 @@ OTHERS = {
         eomt.Model(**EOMT, posemb='none', positions='rope_dinov3(rescale=2.0)'),
         'transformers',
     ),
+    'authors_pmt dinov2': (pmt.Model(**EOMT, registers=2, map_norm='none'), 'authors'),
     'transformers_depth dpt': (
         dpt.Model(**DPT | {'layer_scale': None, 'readout': 'project', 'final_norm': False}).clone(
             fits_image=False
@@ -149,7 +152,7 @@ TASKS = {
     **{'mae': 'reconstruct', 'detr': 'detect', 'detr_panoptic': 'segment_panoptic'},
     **{
         'dpt': 'depth',
-        'eomt': 'segment',
+        **dict.fromkeys(('eomt', 'pmt'), 'segment'),
         'rf_detr': 'detect_groups',
         **dict.fromkeys(('siglip', 'siglip_naflex', 'clip', 'tips'), 'siglip'),
     },
@@ -164,9 +167,9 @@ KEPT = "resize_small(64, max=107, rounding='down')"
 
 
 def drawn(model: Any) -> dict[str, Any]:
-    """Random parameters, with factors around one."""
+    """Random parameters and other variables by collection, with factors around one."""
     name = type(model).__module__.rpartition('.')[2]
-    shapes = jax.eval_shape(model.init, jax.random.key(0), *INPUTS.get(name, (IMAGES,)))['params']
+    shapes = jax.eval_shape(model.init, jax.random.key(0), *INPUTS.get(name, (IMAGES,)))
     rng = np.random.default_rng(0)
 
     def draw(path: tuple[Any, ...], leaf: Any) -> np.ndarray:
@@ -174,7 +177,8 @@ def drawn(model: Any) -> dict[str, Any]:
         is_factor = path[-1].key in ('scale', 'var')
         return np.asarray(1 + np.abs(values) if is_factor else values, np.float32)
 
-    return jax.tree_util.tree_map_with_path(draw, shapes)
+    found: dict[str, Any] = jax.tree_util.tree_map_with_path(draw, shapes)
+    return found
 
 
 def trained(model: Any, size: tuple[int, int] | None = (32, 32)) -> TrainedModel:
@@ -185,9 +189,11 @@ def trained(model: Any, size: tuple[int, int] | None = (32, 32)) -> TrainedModel
     task |= {'value_range': None} if name == 'mae' else {}
     transforms = KEPT if name.startswith('detr') else ''
     keywords = {'name': name, **fields(model)}
-    return TrainedModel.from_file(
-        drawn(model), keywords, size, 'a test', task=task, transforms=transforms
+    collections = drawn(model)
+    made = TrainedModel.from_file(
+        collections.pop('params'), keywords, size, 'a test', task=task, transforms=transforms
     )
+    return dataclasses.replace(made, collections=collections)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,7 +259,7 @@ def write(row: Row, folder: pathlib.Path) -> pathlib.Path:
         return path
     if row.name == 'authors_dinov2':
         model = vit.Model(**BARE | {'num_heads': 1}, layer_scale=0.1)
-        return released.write_dinov2(drawn(model), path)
+        return released.write_dinov2(drawn(model)['params'], path)
     if row.name == 'transformers_radio':
         files.write_safetensors(path, radio_parameters(), {'model_type': 'radio', **RADIO})
         return path

@@ -39,7 +39,7 @@ ENCODER = (
 
 # Uniform within 1 / sqrt(fan in), like torch.nn.Linear.
 _uniform = nn.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform')
-_dense = functools.partial(nn.Dense, kernel_init=_uniform)
+dense = functools.partial(nn.Dense, kernel_init=_uniform)
 
 
 class Model(vit.Model):
@@ -64,20 +64,24 @@ class Model(vit.Model):
     upscale: int = 2
 
     head_layers: ClassVar[tuple[str, ...]] = ('class_head',)
+    title: ClassVar[str] = 'an EoMT'
     first_layer = '^patch_embed/'
     effects: ClassVar = {'query_blocks': 'binding'}
 
     def __post_init__(self) -> None:
         check_counts(self, 'num_queries', 'query_blocks', 'upscale')
-        if self.query_blocks > self.depth:
-            raise UserError(f'query_blocks={self.query_blocks}: must be at most depth={self.depth}')
+        self._check_blocks()
         is_post, kind = self.block.norm_place == 'post', self.positions.kind
         if self.scan or is_post or kind == 'relative':
             raise UserError(
-                "an EoMT has no scanned blocks, no block.norm_place 'post', and no positions.kind "
-                "'relative'"
+                f"{self.title} has no scanned blocks, no block.norm_place 'post', and no "
+                "positions.kind 'relative'"
             )
         super().__post_init__()
+
+    def _check_blocks(self) -> None:
+        if self.query_blocks > self.depth:
+            raise UserError(f'query_blocks={self.query_blocks}: must be at most depth={self.depth}')
 
     @nn.compact
     def __call__(  # type: ignore[override]  # no masked patches, no padding
@@ -106,21 +110,50 @@ class Model(vit.Model):
         """
         dtype = jnp.dtype(self.dtype)
         grid = patch_grid(images.shape[1], images.shape[2], self.patch_size)
-        prefix = self.prefix_tokens
         next_key = functools.partial(self.make_rng, 'dropout') if train else None
-        encoder = Encoder(
+        encoder, first = self._encoder_blocks(dtype), self.depth - self.query_blocks
+        positions: Any = attention_positions(self, grid, next_key)[0]
+        x = self._embed(images, None, train, dtype)
+        x = encoder(x, range(first), train, positions)
+        return self._segment(
+            x, encoder, range(first, self.depth), grid, positions, train, mask_probs
+        )
+
+    def _encoder_blocks(self, dtype: Any) -> Encoder:
+        return Encoder(
             block_factory(self, dtype),
             functools.partial(make_norm(self), self.block.norm_eps, dtype=dtype),
             *(self.depth, self.block.drop_path, self.remat, self.block.final_norm, dtype),
             name='encoder',
         )
+
+    def _segment(
+        self,
+        x: Float[Array, 'B N D'],
+        blocks: Encoder,
+        numbers: Sequence[int],
+        grid: tuple[int, int],
+        positions: Rotary | None,
+        train: bool,
+        mask_probs: Float[Array, '*L'] | None,
+    ) -> dict[str, Float[Array, 'B ...']]:
+        """Put queries among the tokens of an image, and segment it by these blocks.
+
+        Args:
+          x: Tokens.
+          blocks, numbers: Blocks and the numbers of those to apply.
+          grid: Rows and columns of patches.
+          positions: Positions of the tokens.
+          train, mask_probs: See `__call__`, as for what is returned.
+        """
+        dtype, prefix = jnp.dtype(self.dtype), self.prefix_tokens
         outputs = (self.num_classes or 0) + 1
-        class_head = _dense(outputs, dtype=jnp.float32, name='class_head')
+        class_head = dense(outputs, dtype=jnp.float32, name='class_head')
         mask_head = MaskMlp(self.block.gelu, dtype, name='mask_head')
         enlarge = Upscaler(self.upscale, self.block.gelu, dtype, name='upscaler')
 
         def predict(x: Array) -> dict[str, Array]:
-            x = encoder.normed(x)
+            x = blocks.normed(x)
             queries, patches = x[:, prefix : prefix + self.num_queries], x[:, -math.prod(grid) :]
             maps = enlarge(patches.reshape(len(x), *grid, -1))
             masks = jnp.einsum(
@@ -128,15 +161,12 @@ class Model(vit.Model):
             )
             return {'logits': class_head(queries), 'masks': masks}
 
-        positions: Any = attention_positions(self, grid, next_key)[0]
-        first = self.depth - self.query_blocks
-        x = self._embed(images, None, train, dtype)
-        x = encoder(x, range(first), train, positions)
-        queries = self.param('query_embed', nn.initializers.normal(1.0), self._query_shape)
+        shape = self.num_queries, self.width
+        queries = self.param('query_embed', nn.initializers.normal(1.0), shape)
         x = put_queries(x, queries, prefix)
         positions = insert_unrotated(positions, self.num_queries, prefix)
         predictions = []
-        for i in range(self.query_blocks):
+        for i, number in enumerate(numbers):
             mask = None
             if mask_probs is not None or self._shows_attention:
                 predictions.append(predict(x))
@@ -146,7 +176,7 @@ class Model(vit.Model):
             if mask_probs is not None:
                 free = self._draw_free(jnp.broadcast_to(mask_probs, self.query_blocks)[i], len(x))
                 mask = query_mask(inside | free[..., None], prefix)
-            x = encoder(x, range(first + i, first + i + 1), train, positions, mask)
+            x = blocks(x, [number], train, positions, mask)
         last = predict(x)
         if mask_probs is None:
             return last
@@ -167,17 +197,28 @@ class Model(vit.Model):
         grid = patch_grid(images.shape[1], images.shape[2], self.patch_size)
         first = self.depth - self.query_blocks
         maps = collect(intermediates, 'encoder', grid, grid)
+        return [*maps[:first], *self._query_maps(maps[first:], intermediates, grid, first)]
+
+    def _query_maps(
+        self,
+        maps: Sequence[AttentionMap],
+        intermediates: Mapping[str, Any],
+        grid: tuple[int, int],
+        first: int,
+    ) -> list[AttentionMap]:
+        """Take the maps of queries from those of blocks with them, numbered from `first`."""
         rows, queries = slice(self.prefix_tokens, -math.prod(grid)), (self.num_queries,)
         by_kind: dict[str, list[AttentionMap]] = {'joint': [], 'masked': [], 'queries': []}
-        for i, inside in enumerate(intermediates['inside'], start=first):
-            weights = jnp.asarray(maps[i].weights)
+        pairs = zip(maps, intermediates['inside'], strict=True)
+        for i, (joint, inside) in enumerate(pairs, start=first):
+            weights = jnp.asarray(joint.weights)
             by_kind['joint'].append(AttentionMap(f'joint/block_{i}', weights, grid, grid))
             of_queries = weights[:, :, rows]
             masked = of_queries * query_mask(inside, self.prefix_tokens)[:, :, rows]
             masked = masked / masked.sum(-1, keepdims=True)
             for kind, cross in (('masked', masked), ('queries', of_queries)):
                 by_kind[kind].append(AttentionMap(f'{kind}/block_{i}/cross', cross, queries, grid))
-        return [*maps[:first], *itertools.chain.from_iterable(by_kind.values())]
+        return [*itertools.chain.from_iterable(by_kind.values())]
 
     def collect_hidden_states(
         self, collection: Mapping[str, Any], images: Float[Array, 'B H W C'], *others: Any
@@ -207,10 +248,6 @@ class Model(vit.Model):
         fields = {key: getattr(self, key) for key in plain} | without_head
         changed = {key: value for key, value in fields.items() if value != plain[key]}
         return {'name': 'vit', **regroup(vit.Model, changed)}, vit.parameter_names(**changed)
-
-    @property
-    def _query_shape(self) -> tuple[int, int]:
-        return self.num_queries, self.width
 
     @property
     def _shows_attention(self) -> bool:
@@ -279,8 +316,8 @@ class MaskMlp(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, 'B Q D']) -> Float[Array, 'B Q D']:
         for i in (1, 2):
-            x = GELUS[self.gelu](_dense(x.shape[-1], dtype=self.dtype, name=f'fc{i}')(x))
-        return _dense(x.shape[-1], dtype=self.dtype, name='fc3')(x)
+            x = GELUS[self.gelu](dense(x.shape[-1], dtype=self.dtype, name=f'fc{i}')(x))
+        return dense(x.shape[-1], dtype=self.dtype, name='fc3')(x)
 
 
 class Upscaler(nn.Module):

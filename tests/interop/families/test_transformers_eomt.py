@@ -104,7 +104,7 @@ def test_windows_are_those_of_the_processor_of_transformers():
 
     told = PREPROCESSOR | {'do_split_image': True}
     told['size'] = {'shortest_edge': 32, 'longest_edge': None}
-    data = transformers_eomt._data({'preprocessor_config.json': told}, None)
+    data = transformers_eomt.prepare({'preprocessor_config.json': told}, None)
     assert data == {'transforms': "drop_alpha|sliding_windows(32, rounding='down')"}
     theirs = EomtImageProcessorPil(**told | {'do_normalize': False, 'do_rescale': False})
     rng = np.random.default_rng(0)

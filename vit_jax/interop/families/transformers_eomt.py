@@ -54,7 +54,7 @@ _ADE20K = (
     *(60, 61, 63, 68, 77, 79, 84, 91, 94, 96, 99, 100, 101, 105, 106, 109, 113, 114, 117, 122, 128),
     *(131, 140, 141, 145),
 )
-_STUFF = {133: tuple(range(80, 133)), 150: _ADE20K}
+STUFF = {133: tuple(range(80, 133)), 150: _ADE20K}
 
 
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
@@ -79,7 +79,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     notes: tuple[str, ...] = ()
     if np.any(flat.get('attn_mask_probs', 0)):
         notes += ('transformers also masks attention after training; this model does not',)
-    task, data = _task(extra, model['num_classes']), _data(extra, trained.image_size)
+    task, data = _task(extra, model['num_classes']), prepare(extra, trained.image_size)
     imported = TrainedModel.from_file(
         params, model, trained.image_size, _SOURCE, task=task, notes=notes
     )
@@ -122,10 +122,10 @@ def _kind(rotary: bool, gated: bool) -> _transformers.Kind:
 def _read_heads(flat: Flat) -> Flat:
     """Convert queries, class and mask heads, and the upscaling, to our layouts."""
     heads = torch_layout.read(flat, _HEADS, 1, _SOURCE)
-    return {name: _transpose_kernel(name, array) for name, array in heads.items()}
+    return {name: transpose_kernel(name, array) for name, array in heads.items()}
 
 
-def _transpose_kernel(name: str, array: np.ndarray) -> np.ndarray:
+def transpose_kernel(name: str, array: np.ndarray) -> np.ndarray:
     """Transpose the kernel of a transposed convolution, whose inputs come first in PyTorch."""
     doubles = re.fullmatch(r'upscaler/step_\d+/kernel', name)
     return array.swapaxes(-1, -2) if doubles else array
@@ -180,19 +180,19 @@ def _task(extra: Mapping[str, Any], classes: int) -> dict[str, Any]:
         'semantic'
         if processor.get('do_split_image')
         else 'panoptic'
-        if classes in _STUFF
+        if classes in STUFF
         else 'instance'
     )
     task: dict[str, Any] = {'name': 'segment', 'kind': kind}
     if kind == 'panoptic':
-        task['stuff'] = _STUFF[classes]
+        task['stuff'] = STUFF[classes]
     task |= {field: extra[key] for field, key in _TASK.items() if key in extra}
     if (scale := normalization.mean_and_std(extra)) is not None:
         task |= normalization.per_channel(scale, 3)
     return task
 
 
-def _data(extra: Mapping[str, Any], size: tuple[int, int] | None) -> dict[str, Any]:
+def prepare(extra: Mapping[str, Any], size: tuple[int, int] | None) -> dict[str, Any]:
     """Return the transforms: padding on the right and at the bottom, or windows."""
     processor = extra.get(normalization.PREPROCESSOR) or {}
     sides = processor.get('size') or {}
@@ -222,7 +222,7 @@ def write(trained: TrainedModel) -> Written:
     encoder_model = dataclasses.replace(trained, params=encoder, class_names=())
     encoder_model = encoder_model.with_groups(model=trained.model.transferable()[0])
     written = _transformers.write(encoder_model, [_form(model)])
-    arrays = {name: _transpose_kernel(name, x) for name, x in names.flatten(heads).items()}
+    arrays = {name: transpose_kernel(name, x) for name, x in names.flatten(heads).items()}
     weights = np.ones(model['num_classes'] + 1, np.float32)
     weights[-1] = task.get('none_weight', 0.1)
     unused = (np.zeros(model['query_blocks'], np.float32), weights)
@@ -237,7 +237,7 @@ def write(trained: TrainedModel) -> Written:
     }
     notes = written.notes
     kind = task.get('kind', 'panoptic')
-    if kind == 'panoptic' and tuple(task.get('stuff', ())) != _STUFF.get(model['num_classes'], ()):
+    if kind == 'panoptic' and tuple(task.get('stuff', ())) != STUFF.get(model['num_classes'], ()):
         notes += ('the list of stuff classes is lost: the files cannot store it',)
     return Written(
         written.arrays
