@@ -41,7 +41,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('one_device')]
 
 ROWS = {row.name: row for row in doors.rows()}
 WITHOUT_IMAGES = 'run_(reverse|rnn|seq2seq)|.*text_encoder.*'
-TOWERS = '.*(clip|siglip|tips tips).*'
+TOWERS = '.*(clip|siglip|tips tips|run_tips).*'
 HEADLESS = (
     '(authors|transformers)_dinov3.*|authors_dinov2|sam.*|transformers_(vision_tower|yolos|radio)'
 )

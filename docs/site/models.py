@@ -137,6 +137,7 @@ CHECKED = {
         '1e-5',
         ('transformers_tips',),
     ),
+    'tips_student': Checked('SigLIP and DINOv2, loss by loss', 'tests/tasks/test_tips.py', '1e-6'),
     'vit': Checked(
         'the code of each [family](checkpoint_families.md#read)',
         f'{TESTS}/test_transformers_forms.py',

@@ -5,6 +5,7 @@ import pytest
 
 from vit_jax.data.sources import open_source
 from vit_jax.data.sources.scenes_captions import CLASSES, COLORS, NAMES, SIDE
+from vit_jax.data.transforms import parse_transforms
 from vit_jax.errors import UserError
 
 SCENES = open_source('scenes_captions:120', 'train')
@@ -66,3 +67,16 @@ def test_names_that_there_are_not():
         open_source('scenes_captions', 'val')
     with pytest.raises(UserError, match='captions'):
         SCENES.labels()
+
+
+def test_captions_of_several_lengths():
+    transforms = parse_transforms("first_words('caption', 3, 'short')|sample_text('long', 'short')")
+    record = {'caption': 'a red three above a blue six', 'long': 'a long text'}
+    drawn = [transforms(record, np.random.default_rng(seed)) for seed in range(20)]
+    assert {x['short'] for x in drawn} == {'a red three'}
+    assert {x['long'] for x in drawn} == {'a red three', 'a long text'}
+    assert {x['caption'] for x in drawn} == {record['caption']}
+    with pytest.raises(UserError, match=r"sample_text\('a'\)"):
+        parse_transforms("sample_text('a')")
+    with pytest.raises(UserError, match='short'):
+        parse_transforms("sample_text('caption', 'short')")(record, np.random.default_rng(1))

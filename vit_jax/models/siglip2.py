@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -56,7 +56,56 @@ class PrototypeFields:
     bottleneck: int = 256
 
 
-class Model(siglip.Model):
+class Distilled(nn.Module):
+    """Heads of prototypes for a model of two towers, whose image tower may see hidden patches."""
+
+    tower: ClassVar[type[Any]] = dinov2.Backbone
+
+    def add_heads(self: Any) -> None:
+        """Make the heads in `setup`."""
+        heads = self.prototypes
+        head = functools.partial(
+            dinov2.Head,
+            bottleneck=heads.bottleneck,
+            hidden=heads.hidden,
+            gelu=self.block.gelu,
+            dtype=self.dtype,
+        )
+        self.dino_head, self.ibot_head = head(heads.image), head(heads.patch)
+
+    def compare(
+        self: Any,
+        images: Float[Array, 'R H W C'],
+        train: bool = False,
+        *,
+        masked: Bool[Array, 'R N'] | None = None,
+        places: Int[Array, 'B M'] | None = None,
+    ) -> dict[str, Float[Array, '_ *rest']]:
+        """Compare images and their patches with prototypes; see the call of `dinov2`."""
+        outputs = self.image(images, train, masked=masked)
+        outputs['patches'] = outputs['tokens'][:, self.image.prefix_tokens :]
+        return outputs | dinov2.score(outputs, self.dino_head, self.ibot_head, places)
+
+    def block_masks(
+        self: Any,
+        images: Float[Array, 'B G H W C'],
+        *,
+        masked: int,
+        ratios: tuple[float, float],
+    ) -> CropMasks:
+        """Draw masks of crops; see the model `dinov2`."""
+        return dinov2.draw_masks(self.make_rng('mask'), images, self.patch_size, masked, ratios)
+
+    def _check_heads(self: Any) -> None:
+        heads = ('image', 'patch', 'hidden', 'bottleneck')
+        check_counts(self, *(f'prototypes.{name}' for name in heads))
+
+    def _make_tower(self: Any) -> Tower:
+        self.mask = MaskToken(self.width)
+        return Tower(**self._image_fields, mask_token=self.mask)
+
+
+class Model(Distilled, siglip.Model):
     """Model `siglip` with a decoder of captions, and heads for self-distillation.
 
     Images may be smaller or larger than those that initialize the model; positions are interpolated
@@ -70,13 +119,12 @@ class Model(siglip.Model):
     decoder: DecoderFields = DecoderFields()
     prototypes: PrototypeFields = PrototypeFields()
 
-    tower = dinov2.Backbone
     part_task = 'siglip'
     mup_kinds = (('^captions/(token_embed/embedding|mask_token)$', 'embedding'),)
 
     def __post_init__(self) -> None:
-        heads = ('image', 'patch', 'hidden', 'bottleneck')
-        check_counts(self, 'decoder.depth', *(f'prototypes.{name}' for name in heads))
+        check_counts(self, 'decoder.depth')
+        self._check_heads()
         super().__post_init__()
 
     def setup(self) -> None:
@@ -95,19 +143,7 @@ class Model(siglip.Model):
             attention=self.attention,
             dtype=self.dtype,
         )
-        heads = self.prototypes
-        head = functools.partial(
-            dinov2.Head,
-            bottleneck=heads.bottleneck,
-            hidden=heads.hidden,
-            gelu=self.block.gelu,
-            dtype=self.dtype,
-        )
-        self.dino_head, self.ibot_head = head(heads.image), head(heads.patch)
-
-    def _make_tower(self) -> Tower:
-        self.mask = MaskToken(self.width)
-        return Tower(**self._image_fields, mask_token=self.mask)
+        self.add_heads()
 
     def __call__(  # type: ignore[override]  # captions come before `train`
         self,
@@ -138,25 +174,6 @@ class Model(siglip.Model):
             memory = cappa.whole_memory(tower['tokens'])
             outputs['logits'] = self.captions(memory, target_in, parallel, train)
         return {**outputs, 'scale': jnp.exp(self.log_scale), 'bias': self.bias}
-
-    def compare(
-        self,
-        images: Float[Array, 'R H W C'],
-        train: bool = False,
-        *,
-        masked: Bool[Array, 'R N'] | None = None,
-        places: Int[Array, 'B M'] | None = None,
-    ) -> dict[str, Float[Array, '_ *rest']]:
-        """Compare images and their patches with prototypes; see the call of `dinov2`."""
-        outputs = self.image(images, train, masked=masked)
-        outputs['patches'] = outputs['tokens'][:, self.image.prefix_tokens :]
-        return outputs | dinov2.score(outputs, self.dino_head, self.ibot_head, places)
-
-    def block_masks(
-        self, images: Float[Array, 'B G H W C'], *, masked: int, ratios: tuple[float, float]
-    ) -> CropMasks:
-        """Draw masks of crops; see the model `dinov2`."""
-        return dinov2.draw_masks(self.make_rng('mask'), images, self.patch_size, masked, ratios)
 
     def transferable(self) -> tuple[dict[str, Any], tuple[str, ...]]:
         """Describe the towers: keywords of `config.model`, and parameter names."""

@@ -15,6 +15,7 @@ import numpy as np
 from jax import Array
 
 from vit_jax.array_types import Float, Float32, Int
+from vit_jax.errors import UserError
 from vit_jax.models import siglip, text_encoder
 from vit_jax.nn.blocks import BlockOptions, Mlp
 from vit_jax.nn.dense import Dense
@@ -120,7 +121,7 @@ class Model(siglip.Model):
       logits: Initial scale; the bias has no effect.
 
     Raises:
-      UserError: As `siglip`.
+      UserError: As `siglip`, or if the towers differ in width.
     """
 
     patch_size: int = 14
@@ -134,6 +135,14 @@ class Model(siglip.Model):
     pools = ('cls',)
     biases = False
     effects: ClassVar = {'texts.scaled': 'binding'}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.texts.width != self.embed_dim:
+            raise UserError(
+                f'texts.width={self.texts.width}: embeddings have the width {self.embed_dim} '
+                '(embed_dim); make them equal'
+            )
 
     def embed_texts(self, ids: Int[Array, 'T N'], train: bool = False) -> Float[Array, 'T E']:
         """Embed texts of `length` ids, padded with 0, as vectors of length 1 in float32."""

@@ -85,7 +85,10 @@ class _Counting:
         self.learning += count
         return outputs
 
-    def average(self, *inputs: Any, method: str | None = None, **options: Any) -> Any:
+    def average(
+        self, *inputs: Any, method: str | None = None, parts: Any = (), **options: Any
+    ) -> Any:
+        del parts
         options = {'train': False} | options if method is None else {'method': method} | options
         outputs, count = self._trace(inputs, options)
         self.averaged += count

@@ -63,6 +63,35 @@ def swap() -> Apply:
 
 
 @transform
+@annotation_transform
+def first_words(field: str, count: int, to: str) -> Apply:
+    """Copy the first `count` words of a text to another field, as a shorter caption."""
+    check_positive(count=count)
+
+    def apply(record: Record) -> Record:
+        return record | {to: ' '.join(_text(record, field).split()[:count])}
+
+    return apply
+
+
+@transform
+@annotation_transform
+def sample_text(*fields: str) -> Callable[[Record, np.random.Generator], Record]:
+    """Draw one of several texts, such as captions of several lengths, as the first field.
+
+    Raises:
+      ValueError: unless two fields or more are given.
+    """
+    if len(_names(fields)) < 2:
+        raise ValueError("needs two fields or more, for example sample_text('caption', 'long')")
+
+    def apply(record: Record, rng: np.random.Generator) -> Record:
+        return record | {fields[0]: _text(record, fields[rng.integers(len(fields))])}
+
+    return apply
+
+
+@transform
 @text_transform
 def tokenize(
     field: str | int | None = None,
