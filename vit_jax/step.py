@@ -416,15 +416,11 @@ class TrainApply:
         self.collections = {**self.collections, **collections}
         return outputs
 
-    def average(
-        self, *inputs: Any, method: str | None = None, parts: Sequence[str] = (), **options: Any
-    ) -> Any:
+    def average(self, *inputs: Any, method: str | None = None, **options: Any) -> Any:
         if self.ema is None:
             raise UserError('config.step.ema_decay=0: the task needs an average, such as 0.996')
         options = {'train': False} | options if method is None else {'method': method} | options
-        own = self.params if parts else {}
-        params = {**own, **{name: self.ema[name] for name in parts or self.ema}}
-        variables = {'params': params, **self.collections}
+        variables = {'params': self.ema, **self.collections}
         outputs = self.model.apply(variables, *inputs, rngs=self._next_keys(), **options)
         return jax.lax.stop_gradient(outputs)
 
@@ -453,9 +449,7 @@ class EvalApply:
         with stochastic.example_positions(self._positions):
             return self._model.apply(self._variables, *inputs, rngs=self._keys, **options)
 
-    def average(self, *inputs: Any, parts: Sequence[str] = (), **options: Any) -> Any:
-        del parts
-        return self(*inputs, **options)
+    average = __call__
 
 
 class InitApply:
@@ -471,6 +465,4 @@ class InitApply:
             return self._module(*inputs, **{'train': False} | options)
         return getattr(self._module, method)(*inputs, **options)
 
-    def average(self, *inputs: Any, parts: Sequence[str] = (), **options: Any) -> Any:
-        del parts
-        return self(*inputs, **options)
+    average = __call__

@@ -85,10 +85,7 @@ class _Counting:
         self.learning += count
         return outputs
 
-    def average(
-        self, *inputs: Any, method: str | None = None, parts: Any = (), **options: Any
-    ) -> Any:
-        del parts
+    def average(self, *inputs: Any, method: str | None = None, **options: Any) -> Any:
         options = {'train': False} | options if method is None else {'method': method} | options
         outputs, count = self._trace(inputs, options)
         self.averaged += count

@@ -6,7 +6,7 @@ import abc
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -50,13 +50,10 @@ class Apply(Protocol):
 
     def __call__(self, *inputs: Any, method: str | None = None, **options: Any) -> Any: ...
 
-    def average(
-        self, *inputs: Any, method: str | None = None, parts: Sequence[str] = (), **options: Any
-    ) -> Any:
+    def average(self, *inputs: Any, method: str | None = None, **options: Any) -> Any:
         """Call the model at the running average of its parameters, without gradient.
 
-        It runs in evaluation mode unless `train=True` is given. With `parts`, names of top-level
-        modules, only their parameters are averages.
+        It runs in evaluation mode unless `train=True` is given.
 
         Raises:
           UserError: in training, if the run keeps no average.

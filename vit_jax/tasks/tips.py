@@ -6,6 +6,7 @@ its own task: `siglip` and `dinov2`.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import Any
 
@@ -97,7 +98,14 @@ class Comparing(siglip2.Comparing):
         return everywhere(found) if method == 'block_masks' and self._visible else found
 
     def average(self, *inputs: Any, method: str | None = None, **options: Any) -> Any:
-        return super().average(*inputs, method=method, **options, parts=self._parts)
+        own: Any = self._apply
+        if self._parts and (averages := getattr(own, 'ema', None)):
+            self._apply = copy.copy(own)
+            chosen = {name: averages[name] for name in self._parts}
+            self._apply.ema = {**own.params, **chosen}  # type: ignore[attr-defined]
+        found = super().average(*inputs, method=method, **options)
+        self._apply = own
+        return found
 
 
 def everywhere(masks: CropMasks) -> CropMasks:
