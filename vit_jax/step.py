@@ -268,11 +268,10 @@ def with_average(train_step: TrainStep, step: Step, times: Durations | None) -> 
             rate = decay(state.step) if callable(decay) else decay
             return optax.incremental_update(after.params, average, 1 - rate)
 
-        before = state.other_emas or {}
-        other_averages = {key: update(before[key], decay) for key, decay in other_decays.items()}
+        others = dict(state.other_emas or {})
+        others |= {key: update(others[key], decay) for key, decay in other_decays.items()}
         ema = update(state.ema, first_decay)
-        other_averages = {**before, **other_averages}
-        return dataclasses.replace(after, ema=ema, other_emas=other_averages or None), metrics
+        return dataclasses.replace(after, ema=ema, other_emas=others or None), metrics
 
     return averaging_step
 
@@ -461,8 +460,7 @@ class InitApply:
         self._module = module
 
     def __call__(self, *inputs: Any, method: str | None = None, **options: Any) -> Any:
-        if method is None:
-            return self._module(*inputs, **{'train': False} | options)
-        return getattr(self._module, method)(*inputs, **options)
+        options = {'train': False} | options if method is None else options
+        return getattr(self._module, method or '__call__')(*inputs, **options)
 
     average = __call__
