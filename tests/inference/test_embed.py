@@ -279,6 +279,7 @@ def test_mistakes_are_one_line(checkpoint, photos, smoke_run, tmp_path, capsys):
         ([checkpoint, image], 'name an output'),
         ([checkpoint, image, '--out', tmp_path / 'a.json'], '.parquet or .npz'),
         ([checkpoint, image, '--pca', tmp_path / 'a.txt'], '--pca'),
+        ([checkpoint, image, '--out', out, '--background'], '--background'),
         ([checkpoint, image, '--out', out, '--features', 'clas'], "'class'"),
         ([checkpoint, image, '--out', out, '--layer', '7'], 'layer 7 does not exist'),
         ([checkpoint, image, '--out', out, '--layer', '-1..-4'], '--layer'),
@@ -303,7 +304,7 @@ def test_mistakes_are_one_line(checkpoint, photos, smoke_run, tmp_path, capsys):
 @pytest.mark.slow
 def test_pictures(checkpoint, photos, tmp_path):
     pca, near = tmp_path / 'pca.png', tmp_path / 'near.png'
-    assert run(checkpoint, photos, '--pca', pca, '--neighbors', near) == 0
+    assert run(checkpoint, photos, '--pca', pca, '--neighbors', near, '--background') == 0
     for file in (pca, near):
         with Image.open(file) as picture:
             assert min(picture.size) > 200
@@ -319,6 +320,12 @@ def test_the_foreground_is_what_lies_inside():
         colors = features.component_colors(list(sign * patches), [(8, 8), (8, 8)])
         for image in colors:
             np.testing.assert_array_equal(image.any(axis=-1), disk.ravel())
+    whole = features.component_colors(list(patches), [(8, 8), (8, 8)], background=True)
+    found = np.concatenate(whole).astype(float)
+    components = features.principal_components(patches.reshape(-1, 5), 3)
+    for i in range(3):  # but for the ends of the range, which are cut
+        assert np.corrcoef(found[:, i], components[:, i])[0, 1] > 0.98
+    assert found.any(axis=-1).mean() > 0.95
 
 
 def test_components_are_those_of_an_svd():

@@ -106,6 +106,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         help=f'picture of the principal components of patches, first {MAX_COLORED} images',
     )
     parser.add_argument(
+        '--background', action='store_true', help='color the background in --pca too, not black'
+    )
+    parser.add_argument(
         '--neighbors',
         metavar='FILE',
         help=f'picture of the first {QUERIES} images, each with its {NEIGHBORS} nearest neighbors',
@@ -142,6 +145,8 @@ def _check(parser: Parser, args: argparse.Namespace) -> None:
     pictures = {'--pca': args.pca, '--neighbors': args.neighbors}
     if args.out is None and not any(pictures.values()):
         parser.error('name an output: --out FILE, --pca FILE or --neighbors FILE')
+    if args.background and args.pca is None:
+        parser.error('--background applies to --pca: name a picture')
     if args.pca and args.neighbors and os.path.abspath(args.pca) == os.path.abspath(args.neighbors):
         parser.error('--pca and --neighbors name the same file')
     read = [*args.inputs, args.texts, args.model]
@@ -231,7 +236,8 @@ def draw_components(
     (patches,) = rows.features.values()
     photos = [inputs.photo(i) for i in rows.numbers]
     grids = [features.grid_of(patches.shape[1], photo.image.shape) for photo in photos]
-    save_figure(features.draw_components(photos, list(patches), grids), args.pca, '--pca')
+    figure = features.draw_components(photos, list(patches), grids, args.background)
+    save_figure(figure, args.pca, '--pca')
     return rows.left_out
 
 

@@ -24,7 +24,10 @@ Grid = tuple[int, int]
 
 
 def draw_components(
-    photos: Sequence[Photo], patches: Sequence[Float[np.ndarray, 'n D']], grids: Sequence[Grid]
+    photos: Sequence[Photo],
+    patches: Sequence[Float[np.ndarray, 'n D']],
+    grids: Sequence[Grid],
+    background: bool = False,
 ) -> Figure:
     """Draw images above their patches, colored by `component_colors`.
 
@@ -34,8 +37,9 @@ def draw_components(
       photos: Photos of the images.
       patches: Features of each image's patches in raster order.
       grids: Rows and columns of patches of each image.
+      background: Whether the background is colored too.
     """
-    colors = component_colors(patches, grids)
+    colors = component_colors(patches, grids, background)
     num_columns = min(len(photos), ACROSS)
     num_rows = math.ceil(len(photos) / num_columns)
     aspect = max(photo.image.shape[0] / photo.image.shape[1] for photo in photos)
@@ -51,17 +55,19 @@ def draw_components(
 
 
 def component_colors(
-    patches: Sequence[Float[np.ndarray, 'n D']], grids: Sequence[Grid]
+    patches: Sequence[Float[np.ndarray, 'n D']], grids: Sequence[Grid], background: bool = False
 ) -> list[UInt8[np.ndarray, 'n 3']]:
     """Color patches by the first three principal components of the foreground of all images.
 
     The first component of all patches separates the foreground from the background, which becomes
     black (DINOv2, arXiv:2304.07193, section 7.5). The threshold is Otsu's, and the foreground is
-    the side with fewer patches at the edges of images.
+    the side with fewer patches at the edges of images. With `background`, the components are of all
+    patches, and none is black.
     """
     rows = np.concatenate(patches).astype(np.float64)
     edges = np.concatenate([_is_edge(*grid).ravel() for grid in grids])
-    is_foreground = foreground(principal_components(rows, 1)[:, 0], edges)
+    first = principal_components(rows, 1)[:, 0]
+    is_foreground = np.ones(len(rows), bool) if background else foreground(first, edges)
     values = principal_components(rows[is_foreground], 3)
     low, high = np.percentile(values, [CLIPPED, 100 - CLIPPED], axis=0)
     values = np.clip((values - low) / np.maximum(high - low, 1e-12), 0, 1)
