@@ -231,3 +231,17 @@ def test_the_schedules_of_dinov2():
             assert float(rate(warmup // 2)) == pytest.approx(base / 2, rel=1e-3)
     assert config.task.warmup == 30 * 1250
     assert steps(dict(optim.lr_delays)['/prototypes/']) == 1250
+
+
+@pytest.mark.parametrize(
+    'spec',
+    [
+        *(f'eomt/{name}.py' for name in ('ade20k', 'cityscapes', 'coco_panoptic', 'finetune')),
+        *('eomt/scenes_vit_s14.py', 'pmt/coco_panoptic.py', 'pmt/scenes.py'),
+    ],
+)
+def test_the_parts_taken_from_a_vit_are_those_of_the_model(spec):
+    """A checkpoint without one of the selected parts is refused."""
+    config = load(spec)
+    model, _ = config_lib.model_and_task(config)
+    assert sorted(config.init.select.split(',')) == sorted(model.transferable()[1])

@@ -40,7 +40,8 @@ def get_config(size: Literal['S', 'B', 'L'] = 'L', fast: bool = False) -> Config
     config.model.update(vit.variant(f'{size}/16'), num_queries=100, layer_scale=1e-5, gelu='erf')
     config.model.update(registers=4, remat='dots')
     config.model.update(dtype='bfloat16', residual_dtype=None if fast else 'float32')
-    config.init = {'from': placeholder(str), 'select': ','.join(ENCODER)}
+    encoder = 'patch_embed,cls_token,register_tokens,pos_embed,encoder'
+    config.init = {'from': placeholder(str), 'select': encoder}
 
     config.task = dict(name='segment', kind='semantic', points=12_544)
     config.task.frame = (1024, 2048)

@@ -45,7 +45,8 @@ def get_config(size: Literal['S', 'B', 'L', 'g'] = 'L', fast: bool = False) -> C
         config.model.update(mlp='swiglu', mlp_dim=4096, num_heads=24)
     config.model.update(num_queries=200, layer_scale=1e-5, gelu='erf', registers=4, remat='dots')
     config.model.update(dtype='bfloat16', residual_dtype=None if fast else 'float32')
-    config.init = {'from': placeholder(str), 'select': ','.join(ENCODER)}
+    encoder = 'patch_embed,cls_token,register_tokens,pos_embed,encoder'
+    config.init = {'from': placeholder(str), 'select': encoder}
 
     # Sorted by id, the 80 thing classes come before the 53 stuff classes.
     config.task = dict(name='segment', stuff=tuple(range(80, 133)), points=12_544)

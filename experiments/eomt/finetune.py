@@ -27,7 +27,8 @@ def get_config() -> ConfigDict:
     config.model = dict(name='eomt', num_classes=placeholder(int), **vit.variant('S/14'))
     config.model.update(query_blocks=3, num_queries=100, layer_scale=1e-5, gelu='erf')
     config.model.dtype = 'bfloat16'
-    config.init = {'from': placeholder(str), 'select': ','.join(ENCODER)}
+    encoder = 'patch_embed,cls_token,pos_embed,encoder'
+    config.init = {'from': placeholder(str), 'select': encoder}
     # Masked attention ends in all blocks at once.
     config.task = dict(name='segment', kind='semantic')
     config.task.update(anneal_start=(STEPS // 6,), anneal_end=(STEPS * 5 // 6,))

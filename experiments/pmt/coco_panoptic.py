@@ -38,7 +38,8 @@ def get_config(size: Literal['S', 'B', 'L'] = 'L', fast: bool = False) -> Config
     config.model.update(layer_scale=1e-5, gelu='erf', norm_eps=1e-5, registers=4)
     config.model.update(query_blocks=BLOCKS, num_queries=200, remat='dots')
     config.model.update(dtype='bfloat16', residual_dtype=None if fast else 'float32')
-    config.init = {'from': placeholder(str), 'select': ','.join(ENCODER)}
+    encoder = 'patch_embed,cls_token,register_tokens,encoder'
+    config.init = {'from': placeholder(str), 'select': encoder}
 
     # Sorted by id, the 80 thing classes come before the 53 stuff classes.
     config.task = dict(name='segment', stuff=tuple(range(80, 133)), points=12_544)

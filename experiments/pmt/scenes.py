@@ -27,7 +27,8 @@ def get_config() -> ConfigDict:
     config.model = dict(name='pmt', num_classes=placeholder(int), num_queries=16)
     config.model.update(vit.variant('S/14'), query_blocks=BLOCKS, upscale=2)
     config.model.update(layer_scale=1e-5, gelu='erf')
-    config.init = {'from': placeholder(str), 'select': ','.join(ENCODER)}
+    encoder = 'patch_embed,cls_token,pos_embed,encoder'
+    config.init = {'from': placeholder(str), 'select': encoder}
 
     config.task = dict(name='segment', stuff=(10, 11, 12, 13), points=256)
     # Masked attention ends at once in the first block, and in the others one by one, each within a
