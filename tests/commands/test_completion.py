@@ -81,7 +81,7 @@ def test_completion_needs_no_jax(folder):
     code = (
         'import sys; from vit_jax.commands import _completion; _completion.override_flags();'
         '[_completion.find_parser(name) for name in '
-        "('train', 'predict', 'list', 'evaluate', 'report', 'sample', 'inspect')];"
+        "('train', 'predict', 'list', 'evaluate', 'report', 'sample', 'inspect', 'colorize')];"
         "_completion.complete_config('vit/');"
         "assert not {'jax', 'flax', 'matplotlib'} & sys.modules.keys()"
     )

@@ -18,6 +18,7 @@ from vit_jax.commands._parser import (
     save_figure,
     save_images,
 )
+from vit_jax.viz.sampling_flags import add_sampling_flags
 
 
 def main(argv: Sequence[str]) -> int:
@@ -79,8 +80,6 @@ def yield_samples(results: Sequence[Any], as_seen: bool) -> Iterator[Any]:
 
 def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the flags."""
-    from vit_jax.viz import coltran
-
     parser = Parser('colorize', __doc__)
     add_run_flags(parser, argv)
     parser.add_argument(
@@ -90,7 +89,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
         metavar='DIR',
         help='run folder of an upsampler; may be repeated, for a chain in this order',
     )
-    coltran.Viz().add_flags(parser)
+    add_sampling_flags(parser)
     parser.add_argument(
         '--out',
         metavar='FILE',

@@ -15,6 +15,7 @@ from vit_jax.ops.colors import to_luma
 from vit_jax.viz import base, colorize, figures
 from vit_jax.viz.batch import Panels
 from vit_jax.viz.photo import Context, Fields, Photo
+from vit_jax.viz.sampling_flags import add_sampling_flags
 
 EQUAL = 1e-6 / 255**2  # mean squared error that counts as none
 
@@ -26,19 +27,7 @@ class Viz(base.Viz):
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
         """Add the number of samples and sampling options."""
-        add = parser.add_argument
-        add('--samples', type=int, metavar='N', help="samples per image (default: the task's, 3)")
-        add(
-            '--temperature',
-            type=float,
-            help="temperature, below 1 for likelier colors (default: the task's)",
-        )
-        add(
-            '--top-k',
-            type=int,
-            metavar='K',
-            help='number of likeliest colors of a pixel to sample from',
-        )
+        add_sampling_flags(parser)
 
     def adapt_task(self, task: Any, context: Context) -> Any:
         """Apply the options of the flags to the task."""
