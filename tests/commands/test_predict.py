@@ -220,7 +220,7 @@ def test_a_table_holds_boxes_and_images_without_any(tmp_path):
 def test_a_table_of_boxes_fits_into_100_columns():
     row = {'class': 'motorcycle', 'score': 0.98765, 'bbox': [1023.25, 1023.75, 1023.25, 1023.75]}
     console = Console(width=100, file=io.StringIO())
-    console.print(predict.table([row] * 2, ('class', 'score', 'bbox'), 'score'))
+    console.print(predict.format_table([row] * 2, ('class', 'score', 'bbox'), 'score'))
     lines = console.file.getvalue().splitlines()
     assert len(lines) == 3
     assert '1023.2, 1023.8, 1023.2, 1023.8' in lines[1]

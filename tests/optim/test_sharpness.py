@@ -177,7 +177,7 @@ def test_a_step_counts_twice(monkeypatch):
     assert cost.train_flops(meta, ['helpers']) == pytest.approx(2 * config.batch_size * once.total)
     subject = inspect.InspectedModel(training.config, {'params': {}}, training.data.spec, '')
     shown = {'forward': once.forward, 'train': 2 * once.total}
-    assert inspect.report(subject)['flops'] == shown
+    assert inspect.make_report(subject)['flops'] == shown
     assert says(sharpness.remarks(training.run.step.sam), 'rho 0.1', 'two gradients')
 
 

@@ -101,6 +101,6 @@ def test_a_run_and_its_price_count_the_task(monkeypatch):
     assert cost.price(training.config).flops == pytest.approx(12 * step)
     subject = inspect.InspectedModel(training.config, {'params': {}}, training.data.spec, '')
     shown = {'forward': counted.forward, 'train': counted.total}
-    assert inspect.report(subject)['flops'] == shown
+    assert inspect.make_report(subject)['flops'] == shown
     meta = {'config': training.config.to_dict(), **training.data.facts()}
     assert cost.train_flops(meta, ['helpers']) == pytest.approx(step)

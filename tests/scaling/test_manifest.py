@@ -32,7 +32,7 @@ def test_an_entry_identifies_a_run(tmp_path):
     config = json.loads((tmp_path / 'a' / 'config.json').read_text())
     assert entry['digest'] == runs.digest(dict(reversed(config.items())))
     assert entry['digest'] != runs.digest(config | {'seed': 1})
-    header, row = manifest.table([entry])
+    header, row = manifest.make_table([entry])
     assert header[:3] == ['run', 'digest', 'parameters'] and 'hardware' not in header
     assert row[header.index('epochs')] == '5'
 

@@ -276,7 +276,7 @@ def _tabulate_time(entries: Sequence[ReportedRun]) -> tuple[list[Block], Files]:
     shares = ', '.join(f'{name}: {a.goodput:.1%} steps' for name, a in accounts.items())
     drawing = Picture('time.svg', f'Shares of time, over time: {shares}')
     files = {drawing.name: figures.svg(draw_goodput(accounts))}
-    return [TableBlock(goodput.table(accounts)), drawing], files
+    return [TableBlock(goodput.make_table(accounts)), drawing], files
 
 
 def _show_configs(entries: Sequence[ReportedRun]) -> list[Block]:

@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
     colorize = colorizer(core, upsamplers, args.seed)
     results = [colorize(path) for path in args.image]
 
-    def table(result: ColorizedPhoto) -> list[dict[str, Any]]:
+    def make_rows(result: ColorizedPhoto) -> list[dict[str, Any]]:
         return coltran.sample_rows(result.samples, result.bits_per_dim, result.photo)
 
     if folder:
@@ -56,12 +56,12 @@ def main(argv: Sequence[str]) -> int:
         figure = batch.draw_rows(panels, [result.photo.path.name for result in results])
         save_figure(figure, args.out, '--out')
     if args.json:
-        records = [{'image': str(r.photo.path), 'samples': table(r)} for r in results]
+        records = [{'image': str(r.photo.path), 'samples': make_rows(r)} for r in results]
         print(json.dumps(records))
         return 0
     for result in results:
         print(f'{result.photo.path}  {result.photo.note}')
-        for row in table(result):
+        for row in make_rows(result):
             psnr = '' if row['psnr'] is None else f'  PSNR {row["psnr"]:.2f} dB'
             print(f'  sample {row["sample"]}  {row["bits_per_dim"]:.4f} bits per pixel{psnr}')
     if args.out is not None:

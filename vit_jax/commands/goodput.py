@@ -70,7 +70,7 @@ def row(name: str, account: Account | None) -> dict[str, Any]:
     }
 
 
-def table(accounts: Mapping[str, Account]) -> list[list[str]]:
+def make_table(accounts: Mapping[str, Account]) -> list[list[str]]:
     """Tabulate the time and share of each part, then the total and the number of starts."""
     from vit_jax.storage import times
 
@@ -80,12 +80,12 @@ def table(accounts: Mapping[str, Account]) -> list[list[str]]:
     rows = [
         [
             name,
-            *(cell(a.seconds.get(name, 0.0), a.wall) for a in accounts.values()),
+            *(format_cell(a.seconds.get(name, 0.0), a.wall) for a in accounts.values()),
             times.MEANING[name],
         ]
         for name in part_names
     ]
-    totals = [cell(a.wall, a.wall) for a in accounts.values()]
+    totals = [format_cell(a.wall, a.wall) for a in accounts.values()]
     starts = [str(a.starts) for a in accounts.values()]
     return [
         ['', *accounts, ''],
@@ -95,7 +95,7 @@ def table(accounts: Mapping[str, Account]) -> list[list[str]]:
     ]
 
 
-def cell(seconds: float, wall: float) -> str:
+def format_cell(seconds: float, wall: float) -> str:
     """Format a time and its share: 75 of 100 seconds -> '1:15  75.0 %'."""
     minutes, remainder = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
@@ -104,10 +104,10 @@ def cell(seconds: float, wall: float) -> str:
 
 
 def print_table(accounts: Mapping[str, Account]) -> None:
-    """Print `table`."""
+    """Print `make_table`."""
     from vit_jax.runtime.console import Console, Table
 
-    head, *rows = table(accounts)
+    head, *rows = make_table(accounts)
     aligned = Table(*head[:-1], left=1)
     aligned.add_column(head[-1])
     for cells in rows:

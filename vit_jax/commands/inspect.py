@@ -78,7 +78,7 @@ def main(argv: Sequence[str]) -> int:
         path = next(x for x in (args.model, args.workdir, args.checkpoint) if x is not None)
         subject = from_checkpoint(path, args.image_size, args.channels, args.allow)
     config_modules = [] if config is None else [name for _, name in dotted_names(config)]
-    result = report(subject, [*args.allow, *config_modules])
+    result = make_report(subject, [*args.allow, *config_modules])
     print(json.dumps(result)) if args.json else print_tables(result, args.unfold)
     return 0
 
@@ -164,7 +164,7 @@ def from_checkpoint(
     return InspectedModel(config, trained.variables, spec, note)
 
 
-def report(subject: InspectedModel, allowed: Sequence[str] = ()) -> dict[str, Any]:
+def make_report(subject: InspectedModel, allowed: Sequence[str] = ()) -> dict[str, Any]:
     """Collect the output as JSON values."""
     import jax
 

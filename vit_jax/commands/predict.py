@@ -315,7 +315,9 @@ def predict_files(
         results.append({'image': str(photo.path), 'read_as': photo.note, 'predictions': rows})
         if prints:
             console.print(title(results[-1]), soft_wrap=True)
-            text = table(rows, viz.columns, viz.bar) if rows else viz.note(prediction, context)
+            text = (
+                format_table(rows, viz.columns, viz.bar) if rows else viz.note(prediction, context)
+            )
             console.print(text)
             console.print()
         if args.format in FOLDERS:
@@ -419,7 +421,9 @@ def title(result: dict[str, Any]) -> Any:
     return Text.assemble((one_line(result['image']), 'bold'), f'  {result["read_as"]}')
 
 
-def table(rows: Sequence[dict[str, Any]], columns: Sequence[str] | None, bar: str | None) -> Any:
+def format_table(
+    rows: Sequence[dict[str, Any]], columns: Sequence[str] | None, bar: str | None
+) -> Any:
     """Format the rows of one image as a table with right-aligned numbers."""
     from rich.text import Text
 
@@ -436,11 +440,11 @@ def table(rows: Sequence[dict[str, Any]], columns: Sequence[str] | None, bar: st
         formatted.add_column(min_width=20)
     for row in rows:
         blocks = [Text('█' * round(20 * row[bar]), 'blue')] if bar is not None else []
-        formatted.add_row(*(cell(row.get(name)) for name in names), *blocks)
+        formatted.add_row(*(format_cell(row.get(name)) for name in names), *blocks)
     return formatted
 
 
-def cell(value: Any) -> str:
+def format_cell(value: Any) -> str:
     """Format a value: floats with four digits, or with one in a list, such as pixels of a box."""
     if value is None:
         return ''

@@ -230,8 +230,8 @@ def write(imported: TrainedModel, path: str | os.PathLike[str]) -> tuple[str, ..
     unrolled = dataclasses.replace(imported, params=traverse_util.unflatten_dict(flat, sep='/'))
     written = _with_transforms(Written(*build(unrolled)), imported.transforms)
     written = _record_problem_type(written, imported)
-    beside = {} if is_npz else texts.tokenizer_files(imported)
-    _write(written._replace(others={**written.others, **beside}), place)
+    other_files = {} if is_npz else texts.tokenizer_files(imported)
+    _write(written._replace(others={**written.others, **other_files}), place)
     if is_npz and imported.class_names:
         return (
             *written.notes,
@@ -274,8 +274,8 @@ def _read_original(imported: TrainedModel, forms: Sequence[str], family: str) ->
         is_form = form != '' and form == target_form and not is_moved
         if not (is_form and _is_same(read(imported.origin), imported)):
             return None
-        beside = {} if form == 'npz' else files.read_beside(source)
-        return Written(flat, others=beside, weights=getattr(reader, 'WEIGHTS', ''))
+        other_files = {} if form == 'npz' else files.read_beside(source)
+        return Written(flat, others=other_files, weights=getattr(reader, 'WEIGHTS', ''))
     except UserError:  # the file is gone
         return None
 

@@ -167,8 +167,8 @@ def _with_configs(names: Iterable[str], weights: list[str]) -> list[str]:
     folder = weights[0].rpartition('/')[0]
     tokenizer = next((name for name in TOKENIZERS if name in names), None)
     requested = (*CONFIGS, tokenizer) if tokenizer and not folder else CONFIGS
-    beside = [f'{folder}/{name}' if folder else name for name in requested]
-    return [name for name in beside if name in names] + weights
+    in_folder = [f'{folder}/{name}' if folder else name for name in requested]
+    return [name for name in in_folder if name in names] + weights
 
 
 def _checkpoint_path(local: Sequence[str], chosen: Sequence[str]) -> str:

@@ -197,7 +197,7 @@ def preflight(
         kinds = compiled.facts['kinds']
         count = len(kinds)
         shares.append(kinds[kind]['share'])
-        reports.append(report(compiled, topology, step, kind))
+        reports.append(make_report(compiled, topology, step, kind))
     seconds, rows, flops = (
         sum(share * number for share, number in zip(shares, numbers, strict=True))
         for numbers in zip(*((r.bound, r.rows, r.model_flops) for r in reports), strict=True)
@@ -209,7 +209,7 @@ def preflight(
     )
 
 
-def report(compiled: Compiled, topology: Topology, step: str, kind: int = -1) -> Report:
+def make_report(compiled: Compiled, topology: Topology, step: str, kind: int = -1) -> Report:
     """Make the report of a compiled step."""
     facts, chip = compiled.facts, topology.chip
     batch = facts['kinds'][kind]

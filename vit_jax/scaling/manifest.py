@@ -161,7 +161,7 @@ def _note_unknown(entries: Sequence[Entry]) -> list[str]:
     return lines
 
 
-def table(entries: Sequence[Entry]) -> list[list[str]]:
+def make_table(entries: Sequence[Entry]) -> list[list[str]]:
     """Format the entries as rows of text under a header."""
     columns = [name for name in _COLUMNS if any(entry[name] is not None for entry in entries)]
     return [

@@ -9,7 +9,7 @@ import numpy as np
 from scipy import optimize, special, stats
 
 from vit_jax.errors import UserError
-from vit_jax.scaling.rows import Numbered, cell
+from vit_jax.scaling.rows import Numbered, read_cell
 
 SETTING = 'setting'  # column of `collect`: runs with the same value differ only in the seed
 _CHANCE = 0.95  # quantile of the F distribution above which a form does not fit
@@ -112,7 +112,7 @@ def point_indices(group: Sequence[Numbered], x: np.ndarray, seed: str | None) ->
     which = group_indices([tuple(values) for values in x])
     first_lines: dict[tuple[int, str], int] = {}
     for (line, row), index in zip(group, which, strict=True):
-        other = first_lines.setdefault((int(index), cell(row, seed, '--seed')), line)
+        other = first_lines.setdefault((int(index), read_cell(row, seed, '--seed')), line)
         if other != line:
             raise UserError(
                 f'lines {other} and {line} have the same x and the same {seed}: give the column in '

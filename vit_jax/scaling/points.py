@@ -9,7 +9,15 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.scaling.noise import SETTING, Seeds, centers, group_indices, merge_seeds
-from vit_jax.scaling.rows import Numbered, Row, cell, drop_copies, is_unfinished, number, sort_keys
+from vit_jax.scaling.rows import (
+    Numbered,
+    Row,
+    drop_copies,
+    is_unfinished,
+    number,
+    read_cell,
+    sort_keys,
+)
 
 COUNTED = {
     'parameters': 'all parameters, embeddings and head included',
@@ -114,7 +122,7 @@ def read(rows: Sequence[Row], columns: Columns) -> list[Points]:
     """
     groups: dict[tuple[str, ...], list[Numbered]] = {}
     for line, row in enumerate(rows, start=2):
-        key = tuple(cell(row, column, '--by') for column in columns.by)
+        key = tuple(read_cell(row, column, '--by') for column in columns.by)
         groups.setdefault(key, []).append((line, row))
     labels = {key: dict(zip(columns.by, key, strict=True)) for key in sort_keys(groups)}
     curves = [_points(by, groups[key], columns) for key, by in labels.items()]
@@ -152,7 +160,7 @@ def _find_problem(numbered: Numbered, columns: Columns) -> str:
     if is_unfinished(numbered[1]):
         return 'left out, it is not finished'
     for column, flag in columns.flags():
-        if not cell(numbered[1], column, flag):
+        if not read_cell(numbered[1], column, flag):
             return f'left out, it has no {column.removeprefix("1-")}'
         value = number(numbered, column, flag)
         if not (np.isfinite(value) and value > 0):

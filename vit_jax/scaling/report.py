@@ -249,6 +249,6 @@ def _manifest(entries: Sequence[manifest.Entry]) -> list[Block]:
     versions = ', '.join(f'{name} {version}' for name, version in manifest.versions().items())
     return [
         *blocks,
-        TableBlock(manifest.table(entries)),
+        TableBlock(manifest.make_table(entries)),
         Text(f'Fitted with {versions}.'),
     ]

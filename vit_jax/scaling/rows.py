@@ -113,7 +113,7 @@ def drop_copies(
         if content in contents:
             continue
         contents.add(content)
-        x_values = tuple(cell(row, column, '--x') for column in x)
+        x_values = tuple(read_cell(row, column, '--x') for column in x)
         if (run := row.get('run')) and first_lines.setdefault((run, *x_values), line) != line:
             first_line = first_lines[run, *x_values]
             values = ', '.join(f'{name}={value}' for name, value in zip(x, x_values, strict=True))
@@ -153,7 +153,7 @@ def _ranks(values: Sequence[str]) -> dict[str, float]:
         return {value: i for i, value in enumerate(different)}
 
 
-def cell(row: Row, column: str, flag: str) -> str:
+def read_cell(row: Row, column: str, flag: str) -> str:
     """Read the text of a cell; empty if it is missing.
 
     Raises:
@@ -169,10 +169,10 @@ def number(numbered: Numbered, column: str, flag: str) -> float:
     """Read the number in a cell; `1-NAME` is one minus the number.
 
     Raises:
-      UserError: The text is not a number; see also `cell`.
+      UserError: The text is not a number; see also `read_cell`.
     """
     line, row = numbered
-    text = cell(row, column, flag)
+    text = read_cell(row, column, flag)
     try:
         value = float(text)
     except ValueError as e:

@@ -23,7 +23,7 @@ from threadpoolctl import threadpool_limits
 
 from vit_jax.errors import UserError
 from vit_jax.scaling import curve_fit
-from vit_jax.scaling.rows import Row, cell, is_unfinished, number
+from vit_jax.scaling.rows import Row, is_unfinished, number, read_cell
 
 BOUNDS = (0.02, 4.0)  # bounds of the exponents
 LEAST = 8  # least number of runs of a ray; its law has 7 parameters
@@ -185,7 +185,7 @@ def read_star(rows: Sequence[Row], columns: StarColumns) -> StarSweep:
     usable, notes = [], []
     for line, row in enumerate(rows, start=2):
         name = row.get('run') or f'line {line}'
-        empty = [column for column, flag in columns.flags if not cell(row, column, flag)]
+        empty = [column for column, flag in columns.flags if not read_cell(row, column, flag)]
         values = [number((line, row), *flag) for flag in columns.flags] if not empty else []
         if is_unfinished(row):
             notes.append(f'{name}: left out, it is not finished')
@@ -218,7 +218,7 @@ def read_star(rows: Sequence[Row], columns: StarColumns) -> StarSweep:
 
 
 def _examples(row: Row, line: int, columns: StarColumns) -> float:
-    if columns.examples is None or not cell(row, columns.examples, '--examples'):
+    if columns.examples is None or not read_cell(row, columns.examples, '--examples'):
         return np.nan
     return number((line, row), columns.examples, '--examples')
 

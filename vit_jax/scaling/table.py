@@ -15,7 +15,7 @@ from vit_jax.scaling import averaging, curve_fit, forms, isoflop
 from vit_jax.scaling.curve_fit import LOG_HUBER, Objective
 from vit_jax.scaling.noise import Seeds, centers, merge_seeds, point_indices, single_runs
 from vit_jax.scaling.parallel import map_items
-from vit_jax.scaling.rows import Numbered, Row, cell, drop_copies, label, number, sort_keys
+from vit_jax.scaling.rows import Numbered, Row, drop_copies, label, number, read_cell, sort_keys
 
 ALL = 'all'
 _NAMED = 3  # most rows named for the same reason
@@ -149,7 +149,7 @@ def fit_curves(rows: Sequence[Row], options: FitOptions, workers: int = 1) -> li
     groups: dict[tuple[str, ...], list[Numbered]] = {}
     left_out: dict[tuple[str, ...], list[tuple[str, str]]] = {}
     for numbered in enumerate(rows, start=2):
-        key = tuple(cell(numbered[1], column, '--by') for column in options.by)
+        key = tuple(read_cell(numbered[1], column, '--by') for column in options.by)
         group = groups.setdefault(key, [])
         if problem := _find_problem(numbered, options):
             left_out.setdefault(key, []).append((_name(numbered), problem))
@@ -224,7 +224,7 @@ def _summarize_left_out(rows: Sequence[tuple[str, str]]) -> tuple[str, ...]:
 def _find_problem(numbered: Numbered, options: FitOptions) -> str:
     """Explain why a row cannot be fitted; empty if it can."""
     for column, flag in _required_columns(options):
-        if not cell(numbered[1], column, flag):
+        if not read_cell(numbered[1], column, flag):
             return f'has no {column.removeprefix("1-")}'
         value = number(numbered, column, flag)
         if not (np.isfinite(value) and value > 0):
@@ -520,18 +520,20 @@ def require_growth(rows: Sequence[Row], options: FitOptions) -> None:
     """Raise UserError if x is the same in all rows; the message names columns that differ."""
     flags = _required_columns(options)
     complete = [
-        (line, row) for line, row in enumerate(rows, start=2) if all(cell(row, *f) for f in flags)
+        (line, row)
+        for line, row in enumerate(rows, start=2)
+        if all(read_cell(row, *f) for f in flags)
     ]
     for numbered in complete[:1]:
         number(numbered, options.x[0], '--x')  # raises for text, the likelier mistake
     rows = [row for _, row in complete]
-    if len(rows) < 2 or any(len({cell(row, x, '--x') for row in rows}) > 1 for x in options.x):
+    if len(rows) < 2 or any(len({read_cell(row, x, '--x') for row in rows}) > 1 for x in options.x):
         return
     used = {'run', options.y.removeprefix('1-'), *options.by}
     # Metrics, whose names have a slash, are results, not causes.
     names = [name for name in rows[0] if name and '/' not in name and name not in used]
     differing = [name for name in names if len({row[name] for row in rows} - {None, ''}) > 1]
-    same = ', '.join(f'{x}={cell(rows[0], x, "--x")}' for x in options.x)
+    same = ', '.join(f'{x}={read_cell(rows[0], x, "--x")}' for x in options.x)
     raise UserError(
         f'--x: {same} is the same in all {len(rows)} rows; columns that differ: '
         f'{", ".join(differing) or "none"}'

@@ -23,7 +23,7 @@ from vit_jax.errors import UserError
 from vit_jax.scaling import isoflop
 from vit_jax.scaling.curve_fit import FARTHEST
 from vit_jax.scaling.drift import MEASURED
-from vit_jax.scaling.rows import Row, cell, drop_copies, number
+from vit_jax.scaling.rows import Row, drop_copies, number, read_cell
 
 WINDOW = 0.1  # log loss above the best of a setting up to which a parabola is fitted
 LEVEL = 0.9  # of intervals
@@ -162,7 +162,7 @@ def _read(rows: Sequence[Row], columns: Sequence[str], y: str) -> tuple[np.ndarr
     full = [
         (line, row)
         for line, row in numbered
-        if all(cell(row, c, flags[c]).strip() for c in columns)
+        if all(read_cell(row, c, flags[c]).strip() for c in columns)
     ]
     unique_rows, remarks = drop_copies(full, columns[:-1], y) if full else ([], ())
     values = np.array([[number(pair, c, flags[c]) for c in columns] for pair in unique_rows])

@@ -84,8 +84,8 @@ def _require_theirs(model: dict[str, Any]) -> None:
             'multiple of 8',
         ),
     )
-    for is_so, what in unknown:
-        if is_so:
+    for is_unsupported, what in unknown:
+        if is_unsupported:
             raise UserError(f'transformers has no DETR with {what}')
 
 

@@ -372,7 +372,8 @@ def _architecture(model: Fields) -> str:
         'mlp': model['mlp'] != 'mlp',
         'layers': model['name'] == 'hybrid',
     }
-    if len(special := [f'{key} {model[key]!r}' for key, is_so in kinds.items() if is_so]) > 1:
+    special = [f'{key} {model[key]!r}' for key, is_special in kinds.items() if is_special]
+    if len(special) > 1:
         lacking.append(' and '.join(special))
     if lacking:
         raise UserError(f'timm has no ViT with {", ".join(lacking)}; write an .npz file instead')

@@ -205,7 +205,7 @@ def write(trained: TrainedModel) -> Written:
         'no positions': model['posemb'] == 'none',
         f'images of {size[1]} x {size[0]} pixels': size[0] != size[1] or not size[0],
     }
-    if reasons := [reason for reason, is_so in lacking.items() if is_so]:
+    if reasons := [reason for reason, is_lacking in lacking.items() if is_lacking]:
         raise UserError(f'transformers has no SAM encoder with {", ".join(reasons)}')
     flat = names.flatten(trained.params)
     side = size[0] // model['patch_size']
