@@ -253,6 +253,18 @@ def test_names_of_adaptors(reference, adaptor, words):
     assert '\n' not in str(raised.value)
 
 
+def test_an_adaptor_needs_the_statistics_of_its_training(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # the stored run names them by a relative path
+    file = tmp_path / 'experiments' / 'agglomerate' / 'smoke_statistics.npz'
+    file.parent.mkdir(parents=True)
+    arrays = dict(np.load(STATISTICS))
+    for content, word in ((None, ''), (arrays | {'mean': arrays['mean'] + 1}, r'statistics\[0\]')):
+        if content:
+            np.savez(file, **content)
+        with pytest.raises(UserError, match=f'smoke_statistics.npz.*{word}'):
+            vit_jax.load(GOLDEN, adaptor='smoke_teacher_0')
+
+
 def test_teachers_name_adaptors():
     teachers = ('hf://facebook/dinov2-small', 'runs/a/', 'b/teacher.npz', 'c/teacher.npz')
     named = agglomerate.Task(teachers=teachers)
