@@ -1,5 +1,6 @@
 """The loss of groups of queries: that of transformers, exact however the batch is split."""
 
+import functools
 import types
 
 import jax
@@ -79,33 +80,43 @@ def test_loss_and_gradient_equal_those_of_transformers(counts):
 
 def test_rows_are_separable_and_counts_depend_on_the_batch_alone():
     """So that accumulation, devices and their layouts give the same loss."""
-    batch = batch_of()
-    check_rows_are_separable(TASK, outputs_of(), batch)
-    other = jax.tree.map(lambda x: x[::-1], outputs_of())
-    one, two = (terms.counts(TASK.loss(outputs, batch)) for outputs in (outputs_of(), other))
-    assert jax.tree.map(float, one) == jax.tree.map(float, two)
-    assert float(one['box']) == GROUPS * 11
+    batch, outputs = batch_of(), outputs_of()
+    check_rows_are_separable(TASK, outputs, batch)
+    counts = jax.jit(lambda *given: terms.counts(TASK.loss(*given)))
+    other = jax.tree.map(lambda x: np.asarray(x)[::-1], outputs)
+    one, two = (jax.tree.map(float, counts(each, batch)) for each in (outputs, other))
+    assert one == two
+    assert one['box'] == GROUPS * 11
 
 
 def test_evaluation_has_one_group_and_the_loss_of_each_image():
     """Each normalized by its own objects, so that it does not depend on the batch."""
     outputs, batch = outputs_of(groups=1), batch_of((2, 1, 3, 4))
-    means = {
-        k: float(s / n) for k, (s, n) in TASK.evaluate(Given(lambda *_: outputs), batch).items()
-    }
-    losses = []
-    for i in range(ROWS):
-        row = jax.tree.map(lambda x, i=i: x[i : i + 1], (outputs, batch))
-        found = TASK.loss(*row)
-        losses.append(float(terms.total(found, terms.means(found))))
+    evaluate = jax.jit(lambda outputs, batch: TASK.evaluate(Given(lambda *_: outputs), batch))
+    means = {k: float(s) / float(n) for k, (s, n) in evaluate(outputs, batch).items()}
+
+    @jax.jit
+    def loss(outputs, batch):
+        found = TASK.loss(outputs, batch)
+        return terms.total(found, terms.means(found))
+
+    given = jax.tree.map(np.asarray, (outputs, batch))
+    rows = [jax.tree.map(lambda x, i=i: x[i : i + 1], given) for i in range(ROWS)]
+    losses = [float(loss(*row)) for row in rows]
     assert means['loss'] == pytest.approx(np.mean(losses), rel=1e-5)
     assert means['unmatched'] == 0
+
+
+def predicted(task, outputs):
+    return jax.jit(lambda *given: task.predict(Given(lambda *_: given[0]), given[1]))(
+        outputs, batch_of()
+    )
 
 
 def test_predictions_are_the_best_pairs_of_queries_and_classes():
     outputs = outputs_of(groups=1)
     probs = 1 / (1 + np.exp(-np.asarray(outputs['logits'], np.float64)))
-    found = Task(objects=5).predict(Given(lambda *_: outputs), batch_of())
+    found = predicted(Task(objects=5), outputs)
     for row in range(ROWS):
         order = np.argsort(-probs[row].ravel())[:5]
         np.testing.assert_allclose(found['scores'][row], probs[row].ravel()[order], rtol=1e-5)
@@ -113,10 +124,8 @@ def test_predictions_are_the_best_pairs_of_queries_and_classes():
         x, y, w, h = np.asarray(outputs['boxes'])[row, order // CLASSES].T
         corners = np.stack([x - w / 2, y - h / 2, x + w / 2, y + h / 2], -1)
         np.testing.assert_allclose(found['boxes'][row], corners, atol=1e-6)
-    assert TASK.predict(Given(lambda *_: outputs), batch_of())['scores'].shape == (
-        ROWS,
-        QUERIES * CLASSES,
-    )
+    every = jax.eval_shape(functools.partial(predicted, TASK), outputs)
+    assert every['scores'].shape == (ROWS, QUERIES * CLASSES)
 
 
 @pytest.mark.parametrize(
