@@ -59,6 +59,12 @@ def as_users_do() -> Iterator[None]:
         yield
 
 
+# In `make test` programs of such a test are compiled fast, in `make test-long` as users do as well.
+compiled_both_ways = pytest.mark.parametrize(
+    'way', ['fast', pytest.param('as users do', marks=[pytest.mark.parity, pytest.mark.long])]
+)
+
+
 def _quick() -> tuple[str, ...]:
     chosen = os.environ.get('TESTS_XLA')
     if chosen == 'known':

@@ -30,7 +30,7 @@ def test_a_term_that_counts_nothing_is_zero_and_so_is_its_gradient():
         means = terms.means(found)
         return terms.total(found, means), means
 
-    (value, means), grad = jax.value_and_grad(loss, has_aux=True)(3.0)
+    (value, means), grad = jax.jit(jax.value_and_grad(loss, has_aux=True))(3.0)
     assert (float(value), float(means['empty']), float(grad)) == (4.5, 0.0, 3.0)
 
 
@@ -39,7 +39,7 @@ def test_a_metric_that_is_not_finite_leaves_the_loss_alone():
         found = {'loss': Term(x**2, 1), 'metric': Term(jnp.log(-x), 1, weight=0.0)}
         return terms.total(found, terms.means(found))
 
-    assert [float(y) for y in jax.value_and_grad(loss)(1.0)] == [1.0, 2.0]
+    assert [float(y) for y in jax.jit(jax.value_and_grad(loss))(1.0)] == [1.0, 2.0]
 
 
 def test_no_gradient_flows_into_a_count():
@@ -47,7 +47,7 @@ def test_no_gradient_flows_into_a_count():
         found = {'a': Term(x, x)}
         return terms.total(found, terms.means(found))
 
-    np.testing.assert_allclose(jax.value_and_grad(loss)(4.0), (1.0, 0.25))
+    np.testing.assert_allclose(jax.jit(jax.value_and_grad(loss))(4.0), (1.0, 0.25))
 
 
 @pytest.mark.fault(111)

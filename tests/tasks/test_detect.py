@@ -59,6 +59,11 @@ def traced(outputs, batch):
 
 
 @jax.jit
+def with_gradient(outputs, batch):
+    return jax.value_and_grad(lambda outputs: traced(outputs, batch)[0])(outputs)
+
+
+@jax.jit
 def counted(outputs, batch):
     found = TASK.loss(outputs, batch)
     return found, terms.counts(found)
@@ -116,9 +121,10 @@ def test_loss_and_gradient_equal_those_of_transformers():
 def test_loss_of_parts_adds_up_to_that_of_the_whole(outputs, batch):
     """Each part is divided by the counts of the whole, as microbatches and devices are."""
     loss, means = total(outputs, batch)
-    parts = [jax.tree.map(lambda x, i=i: x[i::2], (outputs, batch)) for i in (0, 1)]
+    given = jax.tree.map(np.asarray, (outputs, batch))
+    parts = [jax.tree.map(lambda x, i=i: x[i::2], given) for i in (0, 1)]
     found, each = zip(*(counted(*part) for part in parts), strict=True)
-    counts = jax.tree.map(jnp.add, *each)
+    counts = jax.tree.map(np.add, *each)
     shares = [terms.means(part, counts) for part in found]
     for name, mean in means.items():
         whole = float(sum(share[name] for share in shares))
@@ -185,7 +191,7 @@ def test_images_without_objects_teach_classes_alone(outputs, batch):
     loss, means = total(outputs, empty)
     assert means['box'] == means['giou'] == 0
     assert loss == pytest.approx(means['class'] + means['aux_class'])
-    grads = jax.grad(lambda o: traced(o, empty)[0])(outputs)
+    _, grads = with_gradient(outputs, empty)
     assert not np.asarray(grads['boxes']).any()
     assert np.isfinite(np.asarray(grads['logits'])).all()
 
@@ -195,7 +201,7 @@ def test_degenerate_boxes_never_give_nan(outputs, batch):
     points = {**batch, 'boxes': batch['boxes'].at[..., 2:].set(batch['boxes'][..., :2])}
     flat = {**outputs, 'boxes': outputs['boxes'].at[..., 2:].set(0.0)}
     for o in (outputs, flat):
-        loss, grads = jax.value_and_grad(lambda o: traced(o, points)[0])(o)
+        loss, grads = with_gradient(o, points)
         assert np.isfinite(loss)
         assert all(np.isfinite(np.asarray(g)).all() for g in jax.tree.leaves(grads))
 
@@ -224,15 +230,16 @@ def evaluated(outputs, batch):
 
 @pytest.mark.slow
 def test_evaluation_counts_every_image_once_whatever_the_batches(outputs, batch):
-    def sums(rows):
-        part = {**jax.tree.map(lambda x: x[rows], batch), 'mask': jnp.ones(len(rows))}
-        filled = jax.tree.map(lambda x: jnp.concatenate([x, x[:1]]), part)
-        filled['mask'] = filled['mask'].at[-1].set(0.0)
-        results = jax.tree.map(lambda x: x[jnp.append(rows, rows[0])], outputs)
-        return jax.tree.map(float, evaluated(results, filled))
+    results, given = jax.tree.map(np.asarray, (outputs, batch))
 
-    whole = sums(jnp.arange(ROWS))
-    halves = [sums(jnp.arange(ROWS)[i::2]) for i in (0, 1)]
+    def sums(rows):
+        filled = np.append(rows, rows[0])
+        taken, part = jax.tree.map(lambda x: x[filled], (results, given))
+        part['mask'] = np.append(np.ones(len(rows), np.float32), np.float32(0))
+        return jax.tree.map(float, evaluated(taken, part))
+
+    whole = sums(np.arange(ROWS))
+    halves = [sums(np.arange(ROWS)[i::2]) for i in (0, 1)]
     assert whole.keys() == {'loss', 'class', 'box', 'giou', 'accuracy', 'unmatched'}
     assert set(TASK.headline) < whole.keys()
     for name, pair in whole.items():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from helpers.applies import Given
 from helpers.groups import CLASSES, GROUPS, LAYERS, QUERIES, ROWS, batch_of, outputs_of
+from helpers.xla import compiled_both_ways
 
 from vit_jax.errors import UserError
 from vit_jax.ops import terms
@@ -62,9 +63,9 @@ def torch_loss(outputs, batch):
     return loss.item(), parts, {k: v.grad.numpy() for k, v in x.items()}
 
 
-@pytest.mark.parity
+@compiled_both_ways
 @pytest.mark.parametrize('counts', [(2, 0, 4, 5), (0, 0, 0, 0)])
-def test_loss_and_gradient_equal_those_of_transformers(counts):
+def test_loss_and_gradient_equal_those_of_transformers(counts, way):
     """Also of a batch without objects, whose classes are divided by one."""
     outputs, batch = outputs_of(), batch_of(counts)
     (loss, means), gradient = loss_and_gradient(outputs, batch)

@@ -12,6 +12,7 @@ import pytest
 from helpers.applies import Given
 from helpers.pictures import images_like
 from helpers.sections import optimizer, section, times
+from helpers.xla import compiled_both_ways
 
 from vit_jax.config.run import Step
 from vit_jax.errors import UserError
@@ -254,8 +255,8 @@ AUTHORS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parity
-def test_ten_steps_are_the_authors():
+@compiled_both_ways
+def test_ten_steps_are_the_authors(way):
     for k, (_, metrics) in enumerate(trained()):
         for name, values in AUTHORS.items():
             assert float(metrics[name]) == pytest.approx(values[k], rel=1e-5, abs=2e-6), (k, name)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from helpers import eomt as helper
 from helpers.applies import Given
+from helpers.xla import compiled_both_ways
 
 from vit_jax.data.transforms import parse_transforms
 from vit_jax.errors import UserError
@@ -51,8 +52,8 @@ run = jax.jit(jax.value_and_grad(loss_and_means, has_aux=True, allow_int=True))
 
 
 @pytest.mark.slow
-@pytest.mark.parity
-def test_loss_and_its_slope_equal_those_of_transformers(outputs, batch):
+@compiled_both_ways
+def test_loss_and_its_slope_equal_those_of_transformers(outputs, batch, way):
     """Of all predictions, at the same points."""
     torch = pytest.importorskip('torch')
     pytest.importorskip('transformers')
@@ -311,7 +312,7 @@ def test_both_ways_to_values_at_points_agree():
     points = jnp.asarray(rng.uniform(-0.1, 1.1, size=(2, 50, 2)), jnp.float32)
 
     def with_gradient(sample):
-        return jax.value_and_grad(lambda maps: (sample(maps, points) ** 2).sum())(maps)
+        return jax.jit(jax.value_and_grad(lambda maps: (sample(maps, points) ** 2).sum()))(maps)
 
     ways = map(with_gradient, (mask_ops.sample_by_gather, mask_ops.sample_by_product))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), *ways)
