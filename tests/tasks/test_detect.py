@@ -124,7 +124,7 @@ def test_loss_of_parts_adds_up_to_that_of_the_whole(outputs, batch):
     given = jax.tree.map(np.asarray, (outputs, batch))
     parts = [jax.tree.map(lambda x, i=i: x[i::2], given) for i in (0, 1)]
     found, each = zip(*(counted(*part) for part in parts), strict=True)
-    counts = jax.tree.map(np.add, *each)
+    counts = jax.tree.map(jnp.add, *each)
     shares = [terms.means(part, counts) for part in found]
     for name, mean in means.items():
         whole = float(sum(share[name] for share in shares))
