@@ -132,6 +132,10 @@ OTHERS = {
         dpt.Model(**DPT | TIPS | {'output': 'classes', 'num_classes': 3}),
         'transformers',
     ),
+    'rf_detr masks': (
+        rf_detr.Model(**RF_DETR, mask_stride=2, mask_mlp_dim=8),
+        'transformers',
+    ),
     'detr table': (dataclasses.replace(detr.MODEL, norm='pre'), 'transformers'),
 }
 # Models of families that write none, whose files are made of arrays by their names.
@@ -184,7 +188,8 @@ def drawn(model: Any) -> dict[str, Any]:
 def trained(model: Any, size: tuple[int, int] | None = (32, 32)) -> TrainedModel:
     """A model as if it had been read, of images with unusual colors."""
     name = type(model).__module__.rpartition('.')[2]
-    task: dict[str, Any] = {'name': TASKS.get(name, 'classify')}
+    masked = name == 'rf_detr' and model.masks.stride
+    task: dict[str, Any] = {'name': 'segment_groups' if masked else TASKS.get(name, 'classify')}
     task |= {} if name == 'text_encoder' else COLORS
     task |= {'value_range': None} if name == 'mae' else {}
     transforms = KEPT if name.startswith('detr') else ''

@@ -600,7 +600,8 @@ OLD_FORMS_OF_OTHERS = {
     },
     rf_detr.Model: {
         **{'cross_heads': (4, 'cross.heads'), 'points': (3, 'cross.points')},
-        'sampling': ('product', 'cross.sampling'),
+        **{'sampling': ('product', 'cross.sampling'), 'mask_stride': (4, 'masks.stride')},
+        'mask_mlp_dim': (8, 'masks.mlp_dim'),
     },
     tips.Model: {
         **{'text_norm_eps': (1e-3, 'texts.norm_eps'), 'text_scaled': (False, 'texts.scaled')},
