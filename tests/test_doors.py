@@ -68,7 +68,7 @@ REFUSED: dict[str, dict[str, str]] = {
     },
     'export': {
         WITHOUT_IMAGES: 'was not trained on images|has no predictions',
-        '(?!run|rf_detr).*detr.*|.*naflex.*|inception': 'give --image-size',
+        '(?!run|rf_detr|transformers_lw).*detr.*|.*naflex.*|inception': 'give --image-size',
     },
     'train': {
         f'{WITHOUT_IMAGES}|{TOWERS}|{PIXELS}|.*detr.*|{DEPTH}': 'config.init.select',

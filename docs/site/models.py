@@ -93,7 +93,12 @@ CHECKED = {
     'pmf': Checked("the authors' code", 'tests/tasks/test_meanflow.py', '1e-5'),
     'pmt': Checked("the authors' code", 'tests/models/test_pmt.py', '1e-5', ('authors_pmt',)),
     'projected': Checked('counts by hand', 'tests/tasks/test_distill.py', ''),
-    'rf_detr': Checked("transformers' RF-DETR", f'{TESTS}/test_rf_detr.py', '1e-5', ('rf_detr',)),
+    'rf_detr': Checked(
+        "transformers' RF-DETR and LW-DETR",
+        f'{TESTS}/test_rf_detr.py',
+        '1e-5',
+        ('rf_detr', 'transformers_lw_detr'),
+    ),
     'rnn_seq2seq': Checked('equations in NumPy', 'tests/models/test_rnn_seq2seq.py', '1e-5'),
     'sam_encoder': Checked("transformers' SAM, timm's", f'{TESTS}/test_sam.py', '1e-5', ('sam',)),
     'seq2seq': Checked("transformers' and PyTorch's", 'tests/models/test_seq2seq.py', '1e-5'),

@@ -136,6 +136,13 @@ OTHERS = {
         rf_detr.Model(**RF_DETR, mask_stride=2, mask_mlp_dim=8),
         'transformers',
     ),
+    'transformers_lw_detr': (
+        rf_detr.Model(
+            **RF_DETR | {'windows': 2, 'class_token': False, 'global_blocks': (0,)},
+            **{'no_bias': ('key',), 'final_norm': False, 'projector_norm': 'frozen'},
+        ),
+        'transformers',
+    ),
     'detr table': (dataclasses.replace(detr.MODEL, norm='pre'), 'transformers'),
 }
 # Models of families that write none, whose files are made of arrays by their names.

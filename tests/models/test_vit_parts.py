@@ -601,7 +601,8 @@ OLD_FORMS_OF_OTHERS = {
     rf_detr.Model: {
         **{'cross_heads': (4, 'cross.heads'), 'points': (3, 'cross.points')},
         **{'sampling': ('product', 'cross.sampling'), 'mask_stride': (4, 'masks.stride')},
-        'mask_mlp_dim': (8, 'masks.mlp_dim'),
+        **{'mask_mlp_dim': (8, 'masks.mlp_dim'), 'projector_blocks': (2, 'neck.blocks')},
+        **{'projector_eps': (1e-3, 'neck.eps'), 'projector_norm': ('frozen', 'neck.norm')},
     },
     tips.Model: {
         **{'text_norm_eps': (1e-3, 'texts.norm_eps'), 'text_scaled': (False, 'texts.scaled')},

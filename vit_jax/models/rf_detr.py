@@ -32,13 +32,15 @@ from vit_jax.models.base import check_counts, check_fields
 from vit_jax.models.detr import resize_nearest
 from vit_jax.models.eomt import Encoder
 from vit_jax.models.vit import block_factory, make_norm
-from vit_jax.nn.dense import Dense
 from vit_jax.nn.detection import (
-    UNIFORM,
+    DECODER_EPS,
+    NECK_NORMS,
     ZEROS,
     ClassHeads,
     Layers,
+    NeckFields,
     Projector,
+    Proposals,
     WindowCut,
 )
 from vit_jax.nn.maps import AttentionMap, HiddenState, collect, collect_blocks
@@ -60,7 +62,6 @@ BACKBONE = (
     *('patch_size', 'width', 'depth', 'mlp_dim', 'num_heads', 'registers', 'no_bias', 'block'),
     *('positions', 'remat', 'attention', 'dtype', 'windows'),
 )
-_DECODER_EPS = 1e-5
 _SIDE = 0.05  # of the boxes that cells propose
 _LOW, _HIGH = 0.01, 0.99  # centers of cells that may propose
 
@@ -83,16 +84,17 @@ class Model(base.PatchModel):
     Attributes:
       num_classes: Number of classes of objects.
       patch_size, width, depth, mlp_dim, num_heads, registers, no_bias: See `vit.Model`.
+      class_token: Whether the ViT has a class token, as in RF-DETR; not in LW-DETR.
       maps: Numbers of blocks after which the detector reads the tokens, through the final norm; the
-        last is `depth`. The block after each of them attends to the whole image, all others within
-        windows. None for four evenly spaced ones.
+        last is `depth`. None for four evenly spaced ones.
+      global_blocks: Blocks, counted from 0, that attend to the whole image, all others within
+        windows. None for the block after each map.
       windows: Windows along each side of the image.
       num_queries: Q, objects that an image can have; no more than it has patches.
       groups: G, groups of queries in training, of which the first remains.
       decoder_width, decoder_depth, decoder_heads, decoder_mlp_dim: Sizes of the decoder.
       cross: Attention of queries to the image.
-      projector_blocks: Pairs of convolutions from the maps to the decoder.
-      projector_eps: Value added to the variance in the norms of these convolutions.
+      neck: Convolutions from the maps to the decoder.
       masks: Masks of the objects, for instance segmentation.
       dropout: Dropout rate in the decoder, of activations and residual branches.
       block, positions: See `vit.Model`; no norms after the sums, no positions within attention.
@@ -110,7 +112,9 @@ class Model(base.PatchModel):
     num_heads: int = 6
     registers: int = 0
     no_bias: tuple[str, ...] = ()
+    class_token: bool = True
     maps: tuple[int, ...] | None = None
+    global_blocks: tuple[int, ...] | None = None
     windows: int = 2
     num_queries: int = 300
     groups: int = 13
@@ -119,8 +123,7 @@ class Model(base.PatchModel):
     decoder_heads: int = 8
     decoder_mlp_dim: int = 2048
     cross: DeformableFields = DeformableFields()
-    projector_blocks: int = 3
-    projector_eps: float = 1e-6
+    neck: NeckFields = NeckFields()
     masks: MaskFields = MaskFields()
     dropout: float = 0.0
     block: BlockFields = BlockFields()
@@ -131,8 +134,9 @@ class Model(base.PatchModel):
 
     head_layers: ClassVar[tuple[str, ...]] = ('class_embed',)
     effects: ClassVar = {
-        **dict.fromkeys(('maps', 'windows', 'decoder_heads'), 'binding'),
-        **{'cross.heads': 'binding', 'cross.sampling': 'none', 'projector_eps': 'noted'},
+        **dict.fromkeys(('maps', 'global_blocks', 'windows', 'decoder_heads'), 'binding'),
+        **{'cross.heads': 'binding', 'cross.sampling': 'none'},
+        **{'neck.eps': 'noted', 'neck.norm': 'binding'},
     }
 
     def __post_init__(self) -> None:
@@ -142,6 +146,11 @@ class Model(base.PatchModel):
             if (count := operator.attrgetter(name)(self)) < 1:
                 raise UserError(f'{name}={count}: must be at least 1')
         check_choice('cross.sampling', self.cross.sampling, SAMPLINGS)
+        check_choice('neck.norm', self.neck.norm, NECK_NORMS)
+        if not {*(self.global_blocks or ())} <= {*range(self.depth)}:
+            raise UserError(
+                f'global_blocks={self.global_blocks}: must be from 0 to depth - 1, {self.depth - 1}'
+            )
         if not 0 <= self.masks.stride <= self.patch_size:
             raise UserError(
                 f'masks.stride={self.masks.stride}: must be from 0, for no masks, to '
@@ -175,9 +184,14 @@ class Model(base.PatchModel):
     def backbone_module(self) -> Backbone:
         """Make the module of the ViT, which is not bound."""
         fields = {name: getattr(self, name) for name in BACKBONE}
-        return Backbone(**fields, pool=PoolFields('cls'), maps=self.map_layers, parent=None)
+        pool = PoolFields('cls' if self.class_token else 'gap')
+        whole = self.map_layers if self.global_blocks is None else self.global_blocks
+        return Backbone(**fields, pool=pool, maps=self.map_layers, global_blocks=whole, parent=None)
 
-    class_tokens = 1
+    @property
+    def class_tokens(self) -> int:
+        """Number of class tokens."""
+        return int(self.class_token)
 
     @property
     def prefix_tokens(self) -> int:
@@ -205,7 +219,7 @@ class Model(base.PatchModel):
         dtype, width = jnp.dtype(self.dtype), self.decoder_width
         self.vit = self.backbone_module()
         nn.share_scope(self, self.vit)  # its parameters are at the top level, as in a ViT
-        self.projector = Projector(width, self.projector_blocks, self.projector_eps, dtype)
+        self.projector = Projector(width, self.neck, dtype)
         self.proposals = [Proposals(width, dtype) for _ in range(self.groups)]
         queries = self.groups * self.num_queries
         self.query_embed = self.param('query_embed', nn.initializers.normal(1.0), (queries, width))
@@ -215,7 +229,7 @@ class Model(base.PatchModel):
             **{'cross_heads': self.cross.heads, 'points': self.cross.points},
             'sampling': self.cross.sampling,
             **{'dropout': self.dropout, 'activation_dropout': self.dropout, 'dtype': dtype},
-            **{'norm_eps': _DECODER_EPS, 'attention_by': self.attention},
+            **{'norm_eps': DECODER_EPS, 'attention_by': self.attention},
         }
         self.decoder = Decoder(functools.partial(DeformableBlock, **block), self.decoder_depth)
         self.class_embed = ClassHeads(self.num_classes, self.groups)
@@ -397,15 +411,16 @@ def _cell_boxes(
 
 
 class Backbone(vit.Model):
-    """A ViT that attends within windows, except in the block after each map.
+    """A ViT that attends within windows, except in some blocks.
 
     Attributes:
-      maps, windows: See `Model`.
+      maps, global_blocks, windows: See `Model`.
 
     Other attributes: see `vit.Model`.
     """
 
     maps: tuple[int, ...] = ()
+    global_blocks: tuple[int, ...] = ()
     windows: int = 1
 
     @nn.compact
@@ -425,28 +440,16 @@ class Backbone(vit.Model):
         x = cut.cut(self._embed(images, None, train, dtype))
         shape, maps = x.shape, []
         for i in range(self.depth):
-            x = x.reshape(len(images), -1, shape[-1]) if i in self.maps else x.reshape(shape)
+            x = (
+                x.reshape(len(images), -1, shape[-1])
+                if i in self.global_blocks
+                else x.reshape(shape)
+            )
             x = encoder(x, range(i, i + 1), train)
             if i + 1 in self.maps:
                 patches = cut.join(encoder.normed(x))[:, self.prefix_tokens :]
                 maps.append(patches.reshape(len(images), *grid, -1))
         return maps
-
-
-class Proposals(nn.Module):
-    """Features of each cell, and the change of its box, for the first stage of a group."""
-
-    width: int
-    dtype: Any
-
-    @nn.compact
-    def __call__(
-        self, tokens: Float[Array, 'B N D']
-    ) -> tuple[Float[Array, 'B N D'], Float[Array, 'B N 4']]:
-        x = Dense(self.width, dtype=self.dtype, kernel_init=UNIFORM, name='proj')(tokens)
-        x = LayerNorm(_DECODER_EPS, dtype=self.dtype, name='norm')(x)
-        layers = Layers((self.width, self.width, 4), self.dtype, zero=True, name='bbox_embed')
-        return x, layers(x)
 
 
 class Decoder(nn.Module):

@@ -5,6 +5,7 @@ RF-DETR, Robinson et al., 2025, arXiv:2511.09554; LW-DETR, Chen et al., 2024, ar
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from typing import Any, NamedTuple
@@ -16,13 +17,32 @@ from jax import Array
 from vit_jax.array_types import Float
 from vit_jax.errors import UserError
 from vit_jax.nn.dense import Dense
-from vit_jax.nn.norms import LayerNorm
+from vit_jax.nn.norms import FrozenNorm, LayerNorm
 
 # Uniform within 1 / sqrt(fan in), like PyTorch's layers.
 UNIFORM = nn.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform')
 ZEROS = nn.initializers.zeros
 PRIOR = 0.01  # probability of each class at first
+DECODER_EPS = 1e-5  # in norms
 _EPS = 1e-6  # in the norm after the projector
+
+
+NECK_NORMS = ('layer', 'frozen')
+
+
+@dataclasses.dataclass(frozen=True)
+class NeckFields:
+    """Convolutions from the maps of a ViT to one.
+
+    Attributes:
+      blocks: Pairs of convolutions.
+      eps: Value added to the variance in their norms.
+      norm: Their norms: 'layer', or 'frozen', factors without gradient (see `FrozenNorm`).
+    """
+
+    blocks: int = 3
+    eps: float = 1e-6
+    norm: str = 'layer'
 
 
 class WindowCut(NamedTuple):
@@ -77,18 +97,17 @@ class Projector(nn.Module):
     """
 
     width: int
-    blocks: int
-    norm_eps: float
+    neck: NeckFields
     dtype: Any
 
     @nn.compact
     def __call__(self, maps: list[Float[Array, 'B h w _']]) -> Float[Array, 'B h w D']:
         hidden = self.width // 2
-        make = functools.partial(ConvPair, norm_eps=self.norm_eps, dtype=self.dtype)
+        make = functools.partial(ConvPair, neck=self.neck, dtype=self.dtype)
         outer = make((2 * hidden, self.width), 1, name='outer')
         x = outer(jnp.concatenate(maps, axis=-1), 1)
         parts = jnp.split(x, 2, axis=-1)
-        for i in range(self.blocks):
+        for i in range(self.neck.blocks):
             block = make((hidden, hidden), 3, name=f'block_{i}')
             parts.append(block(block(parts[-1], 1), 2))
         x = outer(jnp.concatenate(parts, axis=-1), 2)
@@ -100,7 +119,7 @@ class ConvPair(nn.Module):
 
     channels: tuple[int, int]
     side: int
-    norm_eps: float
+    neck: NeckFields
     dtype: Any
 
     def setup(self) -> None:
@@ -111,12 +130,21 @@ class ConvPair(nn.Module):
             )
             for channels in self.channels
         )
-        self.norm1, self.norm2 = (LayerNorm(self.norm_eps, dtype=self.dtype) for _ in range(2))
+        self.norm1, self.norm2 = (self._norm(channels) for channels in self.channels)
+
+    def _norm(self, channels: int) -> nn.Module:
+        if self.neck.norm == 'frozen':
+            return FrozenNorm(channels)
+        return LayerNorm(self.neck.eps, dtype=self.dtype)
 
     def __call__(self, x: Float[Array, 'B h w _'], number: int) -> Float[Array, 'B h w _']:
         """Apply the first or the second convolution."""
         conv, norm = (self.conv1, self.norm1) if number == 1 else (self.conv2, self.norm2)
-        return nn.silu(norm(conv(x)))
+        x = conv(x)
+        if self.neck.norm == 'layer':
+            return nn.silu(norm(x))
+        scale, bias = norm()
+        return nn.silu(x * scale.astype(x.dtype) + bias.astype(x.dtype))
 
 
 class Layers(nn.Module):
@@ -160,3 +188,19 @@ class ClassHeads(nn.Module):
     def of_group(self, x: Float[Array, '*B D'], number: int) -> Float[Array, '*B C']:
         """Score the cells for a group."""
         return self.group[number](x)
+
+
+class Proposals(nn.Module):
+    """Features of each cell, and the change of its box, for the first stage of a group."""
+
+    width: int
+    dtype: Any
+
+    @nn.compact
+    def __call__(
+        self, tokens: Float[Array, 'B N D']
+    ) -> tuple[Float[Array, 'B N D'], Float[Array, 'B N 4']]:
+        x = Dense(self.width, dtype=self.dtype, kernel_init=UNIFORM, name='proj')(tokens)
+        x = LayerNorm(DECODER_EPS, dtype=self.dtype, name='norm')(x)
+        layers = Layers((self.width, self.width, 4), self.dtype, zero=True, name='bbox_embed')
+        return x, layers(x)

@@ -44,6 +44,8 @@ MOVED = {
     **{'layers': 'resnet.layers', 'backbone_width': 'resnet.width', 'dilate': 'resnet.dilate'},
     **{'backbone_norm': 'resnet.norm', 'frozen_stages': 'resnet.frozen_stages'},
     **{'cross_heads': 'cross.heads', 'points': 'cross.points', 'sampling': 'cross.sampling'},
+    **{'projector_blocks': 'neck.blocks', 'projector_eps': 'neck.eps'},
+    'projector_norm': 'neck.norm',
     **{'mask_stride': 'masks.stride', 'mask_mlp_dim': 'masks.mlp_dim'},
 }
 

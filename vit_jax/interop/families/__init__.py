@@ -40,7 +40,7 @@ BY_TYPE = {
     **dict.fromkeys(('eomt', 'eomt_dinov3'), 'transformers_eomt'),
     **dict.fromkeys(('depth_anything', 'dpt'), 'transformers_depth'),
     **{'dinov3_vit': 'transformers_dinov3', 'yolos': 'transformers_yolos', 'bit': 'bit'},
-    **{'radio': 'transformers_radio', 'rf_detr': 'rf_detr'},
+    **{'radio': 'transformers_radio', 'rf_detr': 'rf_detr', 'lw_detr': 'transformers_lw_detr'},
     **dict.fromkeys(('tipsv2', 'tipsv2_vision_model'), 'transformers_tips'),
     'tipsv2_dpt': 'transformers_tips_dpt',
 }

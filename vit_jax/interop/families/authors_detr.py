@@ -27,9 +27,9 @@ _MASKS = ('mask_head.', 'bbox_attention.')
 
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
     """Return whether these are the names of the authors' DETR."""
-    is_rf_detr = 'refpoint_embed.weight' in flat
+    later = {'refpoint_embed.weight', 'model.reference_point_embed.weight'}  # RF-DETR, LW-DETR
     named = any(f'{prefix}class_embed.weight' in flat for prefix in ('', 'detr.'))
-    return named and not is_rf_detr
+    return named and not later & flat.keys()
 
 
 def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:

@@ -9,12 +9,23 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.interop import names, normalization, preprocessing, torch_layout
-from vit_jax.interop.families import _transformers, transformers_dinov2
+from vit_jax.interop.families import (
+    _transformers,
+    transformers_dinov2,
+    transformers_lw_detr,
+)
+from vit_jax.interop.families._rf_detr import (
+    is_in_vit,
+    map_numbers,
+    require_detector,
+    resizing,
+    sizes,
+    sizes_config,
+)
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import (
     GIVEN_SIZE,
@@ -24,10 +35,8 @@ from vit_jax.interop.trained import (
     fields,
 )
 from vit_jax.models import vit
-from vit_jax.models.eomt import ENCODER
 from vit_jax.models.rf_detr import BACKBONE, Model
 from vit_jax.nn.options import PoolFields, regroup
-from vit_jax.tree_paths import require_fit
 
 POSITIONS = 'antialiased'
 _SOURCE = 'RF-DETR'
@@ -121,7 +130,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
         if config.get(key, value) != value:
             raise UserError(f'{_SOURCE}: {key} {config[key]!r} is not supported (only {value!r})')
     backbone = config['backbone_config']
-    maps = _maps(backbone)
+    maps = map_numbers(backbone, _SOURCE)
     trained = _read_vit(flat, backbone, extra, maps[-1])
     detector = {name: x for name, x in flat.items() if not name.startswith(_VIT)}
     arrays = torch_layout.read(
@@ -133,14 +142,14 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     model = {
         **{key: value for key, value in trained.model_config.items() if key not in _LACKING},
         **{field: config[key] for field, key in _KEYS.items()},
-        **_sizes(arrays, config),
+        **sizes(arrays, config, _SOURCE),
         **{'name': 'rf_detr', 'maps': maps, 'windows': int(backbone.get('num_windows', 4))},
         'final_norm': bool(backbone.get('apply_layernorm', True)),
     }
     params = trained.params | names.nest(arrays)
     if not model['final_norm']:
         params['encoder'] = {n: x for n, x in params['encoder'].items() if n != 'norm'}
-    _require_detector(params, model)
+    require_detector(params, model, _SOURCE, _DETECTOR)
     task = {'name': _MASK_TASK if model['masks']['stride'] else _TASK, **_normalization(trained)}
     size = trained.image_size
     imported = TrainedModel.from_file(
@@ -149,7 +158,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
         size,
         _SOURCE,
         task=task,
-        transforms=_transforms(size, model, extra.get(normalization.PREPROCESSOR) or {}),
+        transforms=resizing(size, model, extra.get(normalization.PREPROCESSOR) or {}),
         notes=notes,
     )
     by_id = model['num_classes'] == _COCO and not extra.get('id2label')
@@ -159,22 +168,6 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
 def _normalization(trained: TrainedModel) -> dict[str, Any]:
     """Return the mean and standard deviation of the task, if it has them."""
     return {key: trained.task_config[key] for key in ('mean', 'std') if key in trained.task_config}
-
-
-def _transforms(
-    size: tuple[int, int] | None, model: Mapping[str, Any], processor: Mapping[str, Any]
-) -> str:
-    """Return transforms of whole images to the size of the files, or else the smallest square that
-    the windows tile and the positions fit; empty if the size is unknown.
-    """
-    sides = processor.get('size') or {}
-    if isinstance(sides, Mapping) and {'height', 'width'} <= sides.keys():
-        size = int(sides['height']), int(sides['width'])
-    elif size is not None:
-        step = model['patch_size'] * model['windows']
-        size = -(-size[0] // step) * step, -(-size[1] // step) * step
-    method = preprocessing.config_resampling(processor)
-    return f'drop_alpha|resize({size}, {method!r})' if size else ''
 
 
 def _published(flat: Flat) -> dict[str, Any]:
@@ -196,14 +189,6 @@ def _published(flat: Flat) -> dict[str, Any]:
         **{'backbone_config': backbone, 'layer_norm_eps': 1e-6, 'dropout': 0.0},
         **{_KEYS['decoder_heads']: hidden // 32, _KEYS['cross_heads']: hidden // 16},
     }
-
-
-def _maps(backbone: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the numbers of blocks after which the detector reads the tokens."""
-    stages = [str(name).removeprefix('stage') for name in backbone.get('out_features') or ()]
-    if not (layers := backbone.get('out_indices') or stages):
-        raise UserError(f'{_SOURCE}: out_indices of backbone_config are missing in config.json')
-    return tuple(sorted(map(int, layers)))
 
 
 def _read_vit(
@@ -233,52 +218,6 @@ _LACKING = (
 )
 
 
-def _sizes(arrays: Flat, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that follow from shapes."""
-    queries, width = names.require(arrays, 'query_embed').shape
-    groups = names.count_blocks(arrays, r'proposals_(\d+)/')
-    if queries % max(groups, 1):
-        raise UserError(f'{_SOURCE}: {queries} queries cannot be split into {groups} groups')
-    scores = names.require(arrays, 'decoder/block_0/deformable/scores/bias').size
-    masks = {'stride': 0}
-    if any(name.startswith('mask_head/') for name in arrays):
-        hidden = names.require(arrays, 'mask_head/query/fc1/bias').size
-        masks = {'stride': int(config['mask_downsample_ratio']), 'mlp_dim': hidden}
-    return {
-        'masks': masks,
-        'num_classes': names.require(arrays, 'class_embed/bias').size,
-        'num_queries': queries // groups,
-        'groups': groups,
-        'decoder_width': width,
-        'decoder_depth': names.count_blocks(arrays, r'decoder/block_(\d+)/'),
-        'decoder_mlp_dim': names.require(arrays, 'decoder/block_0/mlp/fc1/bias').size,
-        'points': max(scores // config[_KEYS['cross_heads']], 1),
-        'projector_blocks': names.count_blocks(arrays, r'projector/block_(\d+)/'),
-    }
-
-
-def _require_detector(params: Mapping[str, Any], model: Mapping[str, Any]) -> None:
-    """Raise UserError if the detector does not fit the ViT."""
-    keywords = {key: value for key, value in model.items() if key != 'name'}
-    module = Model(**keywords | {'windows': 1})
-    images = jax.ShapeDtypeStruct((1, module.patch_size, module.patch_size, 3), np.float32)
-    shapes = jax.eval_shape(module.init, jax.random.key(0), images)['params']
-    expected, actual = (
-        {name: x for name, x in flat.items() if not _is_in_vit(name)}
-        for flat in (names.empty_arrays(shapes), names.flatten(params))
-    )
-    require_fit(
-        actual,
-        expected,
-        f'{_SOURCE}: incomplete model (shapes in our layout)',
-        label=lambda name: torch_layout.to_theirs(name, _DETECTOR),
-    )
-
-
-def _is_in_vit(name: str) -> bool:
-    return name.partition('/')[0] in ENCODER
-
-
 def write(trained: TrainedModel) -> Written:
     """Write the files of transformers' RF-DETR, whose arrays the authors' code reads too.
 
@@ -286,8 +225,14 @@ def write(trained: TrainedModel) -> Written:
       UserError: if transformers has no such model, or the image size is unknown.
     """
     module = trained.model
+    if not module.class_token:
+        return transformers_lw_detr.write(trained, _preprocessor(trained))
+    if module.global_blocks not in (None, module.map_layers) or module.neck.norm != 'layer':
+        raise UserError(
+            "transformers' RF-DETR has no global_blocks of its own, and neck.norm is 'layer'"
+        )
     encoder, detector = (
-        {name: x for name, x in trained.params.items() if _is_in_vit(name) == of_vit}
+        {name: x for name, x in trained.params.items() if is_in_vit(name) == of_vit}
         for of_vit in (True, False)
     )
     if not module.block.final_norm:  # files have one, which nothing reads
@@ -307,7 +252,7 @@ def write(trained: TrainedModel) -> Written:
         _config(module, written.config or {})
         | class_names_config(trained.class_names, module.num_classes),
         written.notes,
-        _preprocessor(trained, written),
+        (written.preprocessor or {}) | _preprocessor(trained),
     )
 
 
@@ -345,22 +290,18 @@ def _config(module: Model, backbone: Mapping[str, Any]) -> dict[str, Any]:
         **{key: values[field] for field, key in _KEYS.items()},
         **_REQUIRED,
         **(of_masks if masks.stride else {}),
-        'd_model': module.decoder_width,
-        'decoder_n_points': module.cross.points,
-        'decoder_ffn_dim': module.decoder_mlp_dim,
-        'decoder_layers': module.decoder_depth,
-        'c2f_num_blocks': module.projector_blocks,
-        'num_queries': module.num_queries,
-        'group_detr': module.groups,
+        **sizes_config(module),
     }
 
 
-def _preprocessor(trained: TrainedModel, written: Written) -> dict[str, Any]:
+def _preprocessor(trained: TrainedModel) -> dict[str, Any]:
     """Build preprocessor_config.json, which resizes whole images to a square."""
-    keys = preprocessing.transformers_keys(trained.transforms)
+    size = trained.image_size
+    if size is None:
+        return {}
     return {
-        **(written.preprocessor or {}),
-        **keys,
+        **preprocessing.preprocessor(trained, trained.channels, size),
+        **preprocessing.transformers_keys(trained.transforms),
         **{'image_processor_type': 'RfDetrImageProcessor', 'format': 'coco_detection'},
     }
 
