@@ -620,7 +620,7 @@ def test_every_moved_field_is_tried():
 
 
 # Models that are a ViT and another part, whose fields stand beside the ViT's.
-WITH_ANOTHER_PART = {'dinov2': 22, 'dpt': 24, 'rf_detr': 27}
+WITH_ANOTHER_PART = {'dinov2': 22, 'dpt': 24, 'pmt': 23, 'rf_detr': 27, 'vit_adaptors': 21}
 
 
 @pytest.mark.parametrize('name', modules('vit_jax.models'))
