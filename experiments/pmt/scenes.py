@@ -3,7 +3,8 @@
     python -m vit_jax train experiments/pmt/scenes.py \\
       --config.init.from=hf://facebook/dinov2-small --workdir runs/pmt_scenes
 
-As eomt/scenes_vit_s14.py, which trains the encoder too, for the same CPU time.
+As eomt/scenes_vit_s14.py, which trains the encoder too, for as many steps. 4 seconds of CPU time a
+step on a busy core of an Intel Xeon.
 
 Expected: PQ of at least 0.647 on the 500 test images, as panoptic DETR has; EoMT has 0.823. Not
 measured.
