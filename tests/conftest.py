@@ -207,15 +207,6 @@ def contexts_of_many_programs() -> Iterator[None]:
 
 
 @pytest.fixture(scope='session', autouse=True)
-def eager_operations() -> Iterator[None]:
-    """Lets NumPy do what is outside of `jax.jit`, where it does the same, with the pinned JAX."""
-    with pytest.MonkeyPatch.context() as patch:
-        if 'jax' in sys.modules and os.environ.get('TESTS_XLA') not in ('default', 'known'):
-            importlib.import_module('helpers.eager').compute_on_the_host(patch)
-        yield
-
-
-@pytest.fixture(scope='session', autouse=True)
 def remembered_traces() -> Iterator[None]:
     """Traces the shapes of each model's parameters once in this process."""
     with pytest.MonkeyPatch.context() as patch:
