@@ -5,8 +5,10 @@
     python -m vit_jax sample runs/meanflow_digits --count 12 --steps 4 --out four_steps.png
 
 Geng et al., 2025, arXiv:2512.02012 (iMF), with prediction of x as in arXiv:2601.22158 (pMF). The
-model is the one of `experiments/jit/digits.py`, with four more conditions. Expected:
-legible digits in one step. Not measured yet.
+model is the one of `experiments/jit/digits.py`, with four more conditions. Expected: legible digits
+in one step. Measured with `epochs=65`, for the 8 CPU minutes in which JiT takes 120
+epochs, with seeds 0, 1 and 2: Frechet distances of 0.766, 0.734 and 0.814 in one step, JiT's 0.503,
+0.537 and 0.589 in 50 steps. The whole recipe is not measured. See docs/meanflow.md.
 """
 
 from ml_collections import ConfigDict
