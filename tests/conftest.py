@@ -111,17 +111,26 @@ LONGEST_FIRST = (
     'test_readme.py',
 )
 
+# Costly variants of tests, of which others run in `make test`.
+LONG_VARIANTS = frozenset((REPO / 'tests' / 'long_variants.txt').read_text().splitlines())
+
 
 def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) -> bool | None:
     """Leaves out files without a test of the mark that is asked for first, before their imports."""
     mark = config.option.markexpr.partition(' and ')[0]
     if mark.isidentifier() and collection_path.match('test_*.py'):
+        name = collection_path.relative_to(REPO).as_posix()
+        if mark == 'long' and any(variant.startswith(f'{name}::') for variant in LONG_VARIANTS):
+            return None
         return f'mark.{mark}' not in collection_path.read_text() or None
     return None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sorts the files; in each, tests marked `parity` come first, and compile anew."""
+    """Marks variants `long`, and sorts the files: in each, tests marked `parity` come first."""
+    for item in items:
+        if item.nodeid in LONG_VARIANTS:
+            item.add_marker('long')
     rank = {name: i for i, name in enumerate(LONGEST_FIRST)}
     tests = REPO / 'tests'
     place = {path: i for i, path in enumerate(dict.fromkeys(item.path for item in items))}

@@ -95,3 +95,11 @@ def test_no_text_installs_extras_of_a_package_that_no_index_has():
     texts = [*root.glob('*.md'), *(p for f in folders for p in f.rglob('*.[pm][yd]'))]
     found = [str(path) for path in texts if "install 'vit_jax[" in path.read_text()]
     assert found == []
+
+
+def test_costly_variants_leave_others_to_make_test(request, repo):
+    run = {item.nodeid.partition('[')[0] for item in request.session.items}
+    if len(run) < 1000:
+        pytest.skip('only a run of the whole suite has all variants')
+    variants = (repo / 'tests' / 'long_variants.txt').read_text().splitlines()
+    assert [name for name in variants if name.partition('[')[0] not in run] == []
