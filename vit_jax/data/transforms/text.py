@@ -86,7 +86,8 @@ def sample_text(*fields: str) -> Callable[[Record, np.random.Generator], Record]
         raise ValueError("needs two fields or more, for example sample_text('caption', 'long')")
 
     def apply(record: Record, rng: np.random.Generator) -> Record:
-        return record | {fields[0]: _text(record, fields[rng.integers(len(fields))])}
+        texts = [_text(record, field) for field in fields]
+        return record | {fields[0]: texts[rng.integers(len(texts))]}
 
     return apply
 
