@@ -28,12 +28,12 @@ def choose(run: TrainedModel, name: str, meta: Mapping[str, Any]) -> TrainedMode
       meta: Metadata of the run's checkpoint.
 
     Raises:
-      UserError: if there is no such adaptor, or its statistics are missing or others.
+      UserError: if there is no such adaptor, or its statistics are missing or differ.
     """
     names = getattr(run.task, 'adaptors', ())
     if name not in names:
-        known = ', '.join(names) or 'none, as only the task agglomerate trains some'
-        raise UserError(f'{run.path}: no adaptor {name!r}; its adaptors: {known}')
+        listed = ', '.join(names) or 'none, as only the task agglomerate trains some'
+        raise UserError(f'{run.path}: no adaptor {name!r}; its adaptors: {listed}')
     chosen = names.index(name)
     params = {
         key: value
@@ -54,9 +54,9 @@ def choose(run: TrainedModel, name: str, meta: Mapping[str, Any]) -> TrainedMode
 
 
 def _read_statistics(run: TrainedModel, key: str, meta: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Read the statistics that the run keeps, or those of its config if it keeps none."""
-    kept = run.path / run_folder.kept_file(key)
-    file = str(kept) if kept.is_file() else run.task.frozen[key]
+    """Read the statistics from the run folder, or from the file in its config if it has none."""
+    copy = run.path / run_folder.kept_file(key)
+    file = str(copy) if copy.is_file() else run.task.frozen[key]
     arrays, _ = files.read_arrays(file)
     if weights_digest({'params': arrays})[:32] != meta['frozen'].get(key):
         raise UserError(
