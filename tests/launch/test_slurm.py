@@ -31,6 +31,7 @@ SBIN = '/usr/sbin:/sbin'
 # The processes look for the first of them on the node of this name, so it is the machine's own.
 HOST = socket.gethostname().split('.')[0]
 NODES = (HOST, f'{HOST}-2')
+# Nodes have the cores and the memory that a process asks for, whatever this machine has.
 CONFIG = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -48,13 +49,14 @@ SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 ReturnToService=2
+SlurmdParameters=config_overrides
 KillWait=10
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool.%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd.%n.pid
-NodeName={nodes[0]} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=1
-NodeName={nodes[1]} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=1
+NodeName={nodes[0]} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4 RealMemory=16384
+NodeName={nodes[1]} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4 RealMemory=16384
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
