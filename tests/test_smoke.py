@@ -25,6 +25,7 @@ DIGITS = 'experiments/vit/digits.py'
 TRAINED = (DIGITS, 'experiments/mae/cifar10.py')
 # These evaluators read masks or depth from the source, where batches may hold images alone.
 READERS = ('mean_iou', 'panoptic_quality', 'patch_probe', 'patch_knn')
+WITHOUT_TEXTS = ('zero_shot', 'patch_probe', 'patch_knn')
 TRUTH = {'labels', 'segments', 'object_mask', 'depth'}
 OTHERS = [path for path in PATHS if path not in TRAINED]
 
@@ -81,12 +82,15 @@ def test_steps_take_batches_of_the_data(path):
         {name: ((kind.rows, *s.shape), s.dtype) for name, s in kind.arrays.items()}
         for kind in data.shapes
     ]
-    views = {name for name in batch if name.endswith('_image')}  # of images that are seen whole
+    second = getattr(training.config.task, 'second_text', '')
+    # Only training reads views of images and second texts.
+    unread = {name for name in batch if name.endswith('_image')} | {second, f'{second}_mask'}
     for name, one in training.evaluations.items():
-        truth = TRUTH if training.config.evals[name].get('evaluator') in READERS else set()
-        if training.config.evals[name].get('evaluator') == 'zero_shot':  # images without captions
+        evaluator = training.config.evals[name].get('evaluator')
+        truth = TRUTH if evaluator in READERS else set()
+        if evaluator in WITHOUT_TEXTS:
             truth = truth | {'caption', 'caption_mask'}
-        assert batch.keys() - views - truth <= next(one.data.eval_batches()).keys()
+        assert batch.keys() - unread - truth <= next(one.data.eval_batches()).keys()
 
 
 @pytest.mark.slow
