@@ -90,8 +90,9 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     collections = {'batch_stats': names.nest(statistics)} if statistics else {}
     _require_decoder({'params': params, **collections}, model)
     side = _SIDES.get(model['num_classes'], 640)
-    made_for = encoder.image_size if 'pos_embed' in params else extra.get('image_size')
-    size = extra.get(GIVEN_SIZE) or tuple(made_for or (side, side))
+    # A table of positions was made for the size of the encoder's file.
+    made_for = encoder.image_size if 'pos_embed' in params else None
+    size = tuple(made_for or extra.get(GIVEN_SIZE) or extra.get('image_size') or (side, side))
     task = _task(extra, model['num_classes']) | _normalization(flat, extra, encoder)
     imported = TrainedModel.from_file(params, model, size, _SOURCE, task=task, notes=encoder.notes)
     processor = {normalization.PREPROCESSOR: {'do_split_image': task['kind'] == 'semantic'}}
