@@ -23,6 +23,7 @@ from vit_jax.inference.images import photo_reader
 from vit_jax.interop import files, preprocessing
 from vit_jax.interop.families import detr
 from vit_jax.interop.normalization import PREPROCESSOR
+from vit_jax.interop.trained import TrainedModel
 
 TIMM = {'input_size': [3, 224, 224], 'interpolation': 'bicubic', 'crop_pct': 0.9}
 PILLOW = {'size': {'height': 224, 'width': 224}, 'resample': 2}
@@ -441,3 +442,13 @@ def test_preparation_that_no_model_here_has_is_refused(key, tmp_path):
     with pytest.raises(UserError, match=f'{key}.*not supported'):
         interop.read(place)
     assert interop.read(place, mean=0.5, std=0.5).image_size == (16, 16)
+
+
+def test_images_are_prepared_as_for_the_tasks_own_evaluation():
+    """Evaluators such as a probe of patches may come first by name, and read other fields."""
+    trained = TrainedModel.from_file({}, {'name': 'vit', 'num_classes': 2}, None, 'a test')
+    section = {'source': 'digits', 'split': 'test'}
+    probe = {**section, 'transforms': 'resize(4)', 'evaluator': 'patch_probe'}
+    evals = {'patches': probe, 'test': {**section, 'transforms': 'resize(8)'}}
+    assert trained.with_groups(evals=evals).transforms == 'resize(8)'
+    assert trained.with_groups(evals={'patches': probe}).transforms == 'resize(4)'

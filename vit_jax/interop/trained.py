@@ -138,10 +138,11 @@ class TrainedModel:
 
     @property
     def data(self) -> Data:
-        """Data section of the first evaluation, or of training if there is none."""
-        if not self.config.evals:
+        """Data section of the task's first evaluation, else of the first one, or of training."""
+        if not (evals := self.config.evals):
             return make_section(Data, self.config.data, 'config.data')
-        return next(iter(self.settings.evals.values()))
+        by_task = (name for name, section in evals.items() if not section.get('evaluator'))
+        return self.settings.evals[next(by_task, next(iter(evals)))]
 
     @property
     def transforms(self) -> str:
