@@ -115,7 +115,7 @@ def test_another_size_and_plain_pixels(tmp_path, images):
     count = sum(array.size for array in jax.tree.leaves(imported.params))
     assert count == sum(p.numel() for p in model.parameters())
     encoder, variables = vit_jax.load(tmp_path)
-    assert encoder.no_bias == 'query|key|value'
+    assert encoder.no_bias == ('query', 'key', 'value')
     assert set(variables['params']['encoder']['block_0']['attention']['qkv']) == {'kernel'}
 
 

@@ -25,6 +25,8 @@ class Viz(classify.Viz):
         return dataclasses.replace(task, prompts=tuple(padded))
 
     def rows(self, prediction, photo, context):
+        if 'choices' not in prediction:  # the task has no prompts
+            return []
         probs = collections.Counter()  # captions may repeat in a batch
         for ids, prob in zip(prediction['choices'], prediction['probs'], strict=True):
             probs[context.vocab.decode(ids)] += float(prob)
