@@ -139,7 +139,8 @@ OTHERS = {
     'transformers_lw_detr': (
         rf_detr.Model(
             **RF_DETR | {'windows': 2, 'class_token': False, 'global_blocks': (0,)},
-            **{'no_bias': ('key',), 'final_norm': False, 'projector_norm': 'frozen'},
+            **{'no_bias': ('key',), 'final_norm': False},
+            neck={'norm': 'frozen', 'scales': (2.0, 0.5)},
         ),
         'transformers',
     ),

@@ -18,6 +18,7 @@ from jax.flatten_util import ravel_pytree
 from helpers import (
     detr,
     eomt,
+    lw_detr,
     rf_detr,
     transformers_clip,
     transformers_forms,
@@ -348,7 +349,7 @@ def _object_labels(data: Any) -> list[dict[str, Any]]:
     ]
 
 
-def _rf_detr() -> Case:
+def _rf_detr(make: Callable[[], Any], frozen: str = '^$') -> Case:
     """With its loss of all groups, blocks and the first stage."""
     data = rf_detr.batch()
 
@@ -364,7 +365,7 @@ def _rf_detr() -> Case:
 
         return loss
 
-    return Case(rf_detr.reference, theirs, ours)
+    return Case(make, theirs, ours, frozen)
 
 
 def _detr() -> Case:
@@ -455,7 +456,10 @@ CASES: Mapping[str, Callable[[], Case]] = {
     'Swin v2': lambda: _swin(transformers_swin_v2, rounded=True),
     'MAE': _mae,
     'DETR': _detr,
-    'RF-DETR': _rf_detr,
+    'RF-DETR': lambda: _rf_detr(rf_detr.reference),
+    'LW-DETR, two maps': lambda: _rf_detr(
+        lw_detr.reference, r'^projector(_\d)?/(outer|block_\d|rescale_\d)/norm'
+    ),
     'EoMT': _eomt,
     'EoMT, DINOv3': lambda: _eomt(dinov3=True),
     'BiT': lambda: _bit((1, 1)),

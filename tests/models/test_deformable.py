@@ -11,6 +11,7 @@ from vit_jax.models._deformable import (
     cell_weights,
     sample_by_gather,
     sample_by_product,
+    weights_of_patches,
 )
 
 SIZE = (3, 5)
@@ -60,17 +61,29 @@ def test_weights_of_cells_add_up_to_those_of_points_inside(drawn):
     np.testing.assert_allclose(found.sum(-1), weights.sum(-1).swapaxes(1, 2), rtol=1e-5)
 
 
+def test_weights_of_several_maps_are_those_of_the_patches_that_their_cells_cover():
+    sizes = [(6, 10), (2, 3)]
+    ones = jnp.ones((1, 1, 1, 66))
+    found = weights_of_patches(ones, sizes, SIZE)
+    np.testing.assert_allclose(found, np.full((1, 1, 1, 15), 66 / 15), rtol=1e-6)
+    one = jnp.zeros((1, 1, 1, 66)).at[..., 3].set(1).at[..., 60].set(6)
+    found = weights_of_patches(one, sizes, SIZE).reshape(SIZE)
+    # A cell of the first map lies in a patch; one of the second covers 1.5 x 1 2/3 patches.
+    expected = [[2.4, 2.6, 0, 0, 0], [1.2, 0.8, 0, 0, 0], [0] * 5]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
 def test_groups_do_not_see_each_other_and_padding_is_not_seen():
     block = DeformableBlock(2, 8, cross_heads=2, points=2)
     rng = np.random.default_rng(0)
     x, tokens = (jnp.asarray(rng.normal(size=(1, n, 8)), jnp.float32) for n in (6, 15))
     mask = jnp.arange(15)[None] % 5 < 4
     boxes = jnp.asarray(rng.uniform(0.3, 0.7, (1, 6, 4)), jnp.float32)
-    variables = block.init(jax.random.key(0), x, Cells(tokens, mask, SIZE), boxes, x)
+    variables = block.init(jax.random.key(0), x, [Cells(tokens, mask, SIZE)], [boxes], x)
 
     @jax.jit
     def compute(x, tokens):
-        return block.apply(variables, x, Cells(tokens, mask, SIZE), boxes, x, groups=2)
+        return block.apply(variables, x, [Cells(tokens, mask, SIZE)], [boxes], x, groups=2)
 
     one, other = compute(x, tokens), compute(x.at[:, 4].add(1), tokens)
     np.testing.assert_array_equal(one[:, :3], other[:, :3])

@@ -58,7 +58,8 @@ def test_what_is_cut_into_windows_can_be_joined():
     'change',
     [
         *({'maps': (2, 1)}, {'maps': (1, 2)}, {'cross': {'heads': 3}}),
-        *({'sampling': 'other'}, {'masks': {'stride': 5}}),
+        *({'sampling': 'other'}, {'masks': {'stride': 5}}, {'neck': {'scales': (2.0, 3.0)}}),
+        {'masks': {'stride': 4}, 'neck': {'scales': (2.0, 0.5)}},
     ],
 )
 def test_fields_that_do_not_fit_are_refused(change):
@@ -85,3 +86,14 @@ def test_small_images_have_as_many_queries_as_patches():
     )
     assert found['logits'].shape == (1, 3 * 4, 3) and found['first_boxes'].shape == (1, 3, 4, 4)
     assert found['aux_boxes'].shape == (1, 0, 12, 4)
+
+
+def test_attention_to_several_maps_is_shown_on_the_patches():
+    model, images = MODEL.clone(neck={'scales': (2.0, 0.5)}), jnp.zeros((1, 24, 24, 3))
+
+    def weights():
+        variables = model.init(jax.random.key(0), images)
+        _, kept = model.apply(variables, images, mutable='intermediates')
+        return [each.weights for each in model.attention_maps(kept['intermediates'], images)]
+
+    assert [x.shape for x in jax.eval_shape(weights)] == [(1, 2, 5, 5), (1, 4, 5, 36)]

@@ -1,8 +1,8 @@
 """Conversion of PyTorch parameters to the layouts of this package, and back.
 
 A dense layer has a weight [out in] in PyTorch and a kernel [in out] here; a convolution has
-[O I H W] there and [H W I O] here. Attention heads are part of the feature axis in PyTorch and a
-separate axis here.
+[O I H W] there and [H W I O] here, a transposed one [I O H W] there. Attention heads are part of
+the feature axis in PyTorch and a separate axis here.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ _LAYOUTS = (
     ('.*/(query|key|value)/bias', 'H K'),
     ('.*/(attention|cross)/out/kernel', 'H K D'),
     ('input_proj/kernel', '1 x 1'),  # a convolution in PyTorch, a dense layer here
+    ('.*/enlarge/kernel', 'transposed'),
     ('.*/kernel', 'kernel'),
 )
 # PyTorch's fused projections and their parts.
@@ -135,6 +136,8 @@ def _from_torch(name: str, array: np.ndarray, num_heads: int) -> np.ndarray:
             return array.T.reshape(num_heads, -1, len(array))
         case '1 x 1', 4:
             return array[..., 0, 0].T
+        case 'transposed', 4:
+            return array.transpose(2, 3, 0, 1)
         case 'kernel', 2:
             return array.T
         case 'kernel', 4:
@@ -155,6 +158,8 @@ def _to_torch(name: str, array: np.ndarray) -> np.ndarray:
             return array.reshape(-1, array.shape[-1]).T
         case '1 x 1', 2:
             return array.T[..., None, None]
+        case 'transposed', 4:
+            return array.transpose(2, 3, 0, 1)
         case 'kernel', 2:
             return array.T
         case 'kernel', 4:

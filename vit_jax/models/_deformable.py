@@ -1,13 +1,15 @@
-"""Attention to a few sampled points of a map, and blocks of a decoder with it.
+"""Attention to a few sampled points of one map or several, and a decoder with it.
 
-Zhu et al., 2021, Deformable DETR, arXiv:2010.04159, section 4.1, with one map. Queries may form
-groups, which do not see each other (Group DETR, Chen et al., 2023, arXiv:2207.13085).
+Zhu et al., 2021, Deformable DETR, arXiv:2010.04159, section 4.1. Queries may form groups, which do
+not see each other (Group DETR, Chen et al., 2023, arXiv:2207.13085).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -18,6 +20,7 @@ from jax import Array
 
 from vit_jax.array_types import Bool, Float
 from vit_jax.nn.dense import Dense
+from vit_jax.nn.detection import Layers
 from vit_jax.nn.encoder_decoder import EncoderBlock
 from vit_jax.nn.maps import keep
 from vit_jax.nn.norms import LayerNorm
@@ -28,11 +31,11 @@ _zeros = nn.initializers.zeros
 
 @dataclasses.dataclass(frozen=True)
 class DeformableFields:
-    """Attention of queries to points of a map.
+    """Attention of queries to points of maps.
 
     Attributes:
       heads: Heads of the attention.
-      points: Points that each head samples.
+      points: Points of each map that each head samples.
       sampling: How points are sampled: by 'gather', or by a 'product' with the weights of all
         cells.
     """
@@ -54,6 +57,17 @@ class Cells(NamedTuple):
     tokens: Float[Array, 'B N D']
     mask: Bool[Array, 'B N']
     size: tuple[int, int]
+
+    @property
+    def real(self) -> Bool[Array, 'B h w']:
+        """The mask as a map."""
+        return self.mask.reshape(-1, *self.size)
+
+    @property
+    def shares(self) -> Float[Array, 'B 1 4']:
+        """Shares (x, y, x, y) of the sides that are not padding."""
+        rows, columns = self.real[:, :, 0].mean(1), self.real[:, 0, :].mean(1)
+        return jnp.stack([columns, rows] * 2, axis=-1)[:, None]
 
 
 def sample_by_gather(
@@ -109,27 +123,54 @@ def cell_weights(
     return shares.reshape(*shares.shape[:3], height * width)
 
 
+def weights_of_patches(
+    weights: Float[Array, 'B H Q N'], sizes: Sequence[tuple[int, int]], grid: tuple[int, int]
+) -> Float[Array, 'B H Q P']:
+    """Spread the weights of the cells of maps, one map after the other, over the patches of a grid.
+
+    Each patch gets the weights of the parts of cells that lie in it.
+    """
+    ends = np.cumsum([height * width for height, width in sizes])
+    total = jnp.zeros((*weights.shape[:-1], *grid))
+    for of_map, size in zip(jnp.split(weights, ends[:-1], axis=-1), sizes, strict=True):
+        rows, columns = map(_shares_of_patches, size, grid)
+        of_cells = of_map.reshape(*of_map.shape[:-1], *size)
+        total += jnp.einsum('bhqij,ik,jl->bhqkl', of_cells, rows, columns, precision='high')
+    return total.reshape(*weights.shape[:-1], -1)
+
+
+def _shares_of_patches(cells: int, patches: int) -> np.ndarray:
+    """Return the share of each cell's side that lies in each patch [cells patches]."""
+    low, high = np.arange(cells)[:, None] / cells, np.arange(1, cells + 1)[:, None] / cells
+    start, end = np.arange(patches) / patches, np.arange(1, patches + 1) / patches
+    return (np.minimum(high, end) - np.maximum(low, start)).clip(0) * cells
+
+
 SAMPLINGS = {'gather': sample_by_gather, 'product': sample_by_product}
 
 
-def _directions(num_heads: int, points: int) -> np.ndarray:
-    """Return initial offsets [H P 2]: each head looks in a direction, its points at 1, 2, ..."""
+def _directions(num_heads: int, points: int, maps: int) -> np.ndarray:
+    """Return initial offsets [H P 2]: each head looks in a direction, its points at 1, 2, ..., the
+    same in all maps.
+    """
     angles = np.arange(num_heads) * (2 * math.pi / num_heads)
     units = np.stack([np.cos(angles), np.sin(angles)], axis=-1)
     units /= np.abs(units).max(-1, keepdims=True)
-    return units[:, None] * np.arange(1, points + 1)[:, None]
+    steps = np.tile(np.arange(1, points + 1), maps)
+    return units[:, None] * steps[:, None]
 
 
 class DeformableAttention(nn.Module):
-    """Each head of a query adds up a map at a few points around the query's box.
+    """Each head of a query adds up maps at a few points of each around the query's box.
 
     Points are offsets, `offsets`, from the center of the box, in half sides of the box divided by
-    the number of points; their weights are a softmax of `scores`. `values` and `out` are the
-    projections. If `intermediates` is mutable, it receives the weights of the cells.
+    the number of points; their weights are a softmax of `scores` over the points of all maps.
+    `values` and `out` are the projections. If `intermediates` is mutable, it receives the weights
+    of the cells, one map after the other.
 
     Attributes:
       num_heads: H; divides the width.
-      points: P, points of each head.
+      points: P, points of each head in each map.
       sampling: 'gather' or 'product', a key of SAMPLINGS; the results are the same.
       dtype: Computation dtype; points, weights and sums are float32.
     """
@@ -141,40 +182,49 @@ class DeformableAttention(nn.Module):
 
     @nn.compact
     def __call__(
-        self, queries: Float[Array, 'B Q D'], boxes: Float[Array, 'B Q 4'], cells: Cells
+        self,
+        queries: Float[Array, 'B Q D'],
+        boxes: Sequence[Float[Array, 'B Q 4']],
+        maps: Sequence[Cells],
     ) -> Float[Array, 'B Q D']:
-        """Attend from each query to the map around its box.
+        """Attend from each query to the maps around its box.
 
         Args:
           queries: Queries, with their positions.
-          boxes: Centered boxes (x, y, w, h), relative to the sides of the map.
-          cells: The map; padding is zero.
+          boxes: For each map, centered boxes (x, y, w, h), relative to its sides.
+          maps: Maps; padding is zero.
         """
-        heads, count, width = self.num_heads, self.points, queries.shape[-1]
-        shape = (*queries.shape[:2], heads, count)
-        values = Dense(width, dtype=self.dtype, bias_init=_zeros, name='values')(cells.tokens)
-        values = jnp.where(cells.mask[..., None], values, 0)
-        values = values.reshape(*values.shape[:2], heads, width // heads)
+        heads, count, width = self.num_heads, len(maps) * self.points, queries.shape[-1]
+        project = Dense(width, dtype=self.dtype, bias_init=_zeros, name='values')
 
         def start(key: Array, shape: Any, dtype: Any = jnp.float32) -> Array:
             del key
-            return jnp.asarray(_directions(heads, count), dtype).reshape(shape)
+            return jnp.asarray(_directions(heads, self.points, len(maps)), dtype).reshape(shape)
 
         offsets = Dense(2 * heads * count, True, self.dtype, _zeros, start, name='offsets')
         scores = Dense(heads * count, True, self.dtype, _zeros, _zeros, name='scores')
-        moved = offsets(queries).astype(jnp.float32).reshape(*shape, 2) / count
-        boxes = boxes[:, :, None, None]
-        points = boxes[..., :2] + moved * boxes[..., 2:] * 0.5
+        shape = (*queries.shape[:2], heads, count)
+        moved = offsets(queries).astype(jnp.float32).reshape(*shape, 2) / self.points
         weights = jax.nn.softmax(scores(queries).astype(jnp.float32).reshape(shape))
-        if self.is_mutable_collection('intermediates'):
-            keep(self, cell_weights(cells.size, points, weights))
-        x = SAMPLINGS[self.sampling](values, cells.size, points, weights)
-        x = x.reshape(*queries.shape).astype(self.dtype)
+        sums, of_cells = [], []
+        for i, (cells, around) in enumerate(zip(maps, boxes, strict=True)):
+            own = slice(i * self.points, (i + 1) * self.points)
+            around = around[:, :, None, None]
+            points = around[..., :2] + moved[..., own, :] * around[..., 2:] * 0.5
+            values = jnp.where(cells.mask[..., None], project(cells.tokens), 0)
+            values = values.reshape(*values.shape[:2], heads, width // heads)
+            sampled = cells.size, points, weights[..., own]
+            sums.append(SAMPLINGS[self.sampling](values, *sampled))
+            if self.is_mutable_collection('intermediates'):
+                of_cells.append(cell_weights(*sampled))
+        if of_cells:
+            keep(self, jnp.concatenate(of_cells, axis=-1))
+        x = functools.reduce(jnp.add, sums).reshape(queries.shape).astype(self.dtype)
         return Dense(width, dtype=self.dtype, bias_init=_zeros, name='out')(x)
 
 
 class DeformableBlock(EncoderBlock):
-    """Attention among the queries of a group, to points of a map, and a feed-forward layer.
+    """Attention among the queries of a group, to points of maps, and a feed-forward layer.
 
     Attributes:
       cross_heads, points, sampling: See `DeformableAttention`.
@@ -196,8 +246,8 @@ class DeformableBlock(EncoderBlock):
     def __call__(  # type: ignore[override]  # other inputs
         self,
         x: Float[Array, 'B Q D'],
-        cells: Cells,
-        boxes: Float[Array, 'B Q 4'],
+        maps: Sequence[Cells],
+        boxes: Sequence[Float[Array, 'B Q 4']],
         positions: Float[Array, 'B Q D'],
         train: bool = False,
         groups: int = 1,
@@ -208,8 +258,52 @@ class DeformableBlock(EncoderBlock):
         x = self._attend_to_itself(x.reshape(folded), positions.reshape(folded), train)
         x = x.reshape(shape)
         queries = self._enter(x, self.cross_norm)
-        y = self.deformable(queries + positions.astype(x.dtype), boxes, cells)
+        y = self.deformable(queries + positions.astype(x.dtype), boxes, maps)
         return self._feed_forward(self._leave(x, y, self.cross_norm, train), train)
+
+
+class Decoder(nn.Module):
+    """Blocks `block_0`, `block_1`, ... that read the maps around each query's box.
+
+    `norm` is applied to the output of each; `positions` makes positions of the queries from their
+    boxes, which stay the same for all blocks.
+    """
+
+    make_block: Any
+    depth: int
+
+    def setup(self) -> None:
+        self.block = [self.make_block() for _ in range(self.depth)]
+        last = self.block[-1]
+        self.norm = LayerNorm(last.norm_eps, dtype=last.dtype)
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, 'B Q D'],
+        maps: Sequence[Cells],
+        boxes: Float[Array, 'B Q 4'],
+        train: bool,
+        groups: int,
+    ) -> Float[Array, 'B L Q D']:
+        """Stack the outputs of all blocks.
+
+        Args:
+          x: Queries.
+          maps: Maps of the image; positions are relative to the sides of the first.
+          boxes: Boxes, relative to the real part of the image.
+          train: Whether dropout acts.
+          groups: Number of groups of the queries.
+        """
+        width, dtype = x.shape[-1], self.block[-1].dtype
+        places = [boxes * cells.shares for cells in maps]
+        features = sine_boxes(places[0], 2 * width)
+        positions = Layers((width, width), dtype, name='positions')(features)
+        x, outputs = x.astype(dtype), []
+        for block in self.block:
+            x = block(x, maps, places, positions, train, groups)
+            outputs.append(self.norm(x))
+        return jnp.stack(outputs, axis=1)
 
 
 def sine_boxes(boxes: Float[Array, '*B 4'], dim: int) -> Float[Array, '*B D']:

@@ -22,6 +22,7 @@ from vit_jax.models.base import check_counts
 from vit_jax.models.eomt import Encoder
 from vit_jax.models.vit import attention_positions, block_factory, make_norm
 from vit_jax.nn.blocks import GELUS
+from vit_jax.nn.dense import Enlarge
 from vit_jax.nn.options import BlockFields, PoolFields, PositionFields
 from vit_jax.nn.patches import patch_grid
 from vit_jax.ops.resize import align_corners_matrix, linear_matrix
@@ -37,7 +38,6 @@ BACKBONE = (
 
 # Uniform within 1 / sqrt(fan in), like PyTorch's layers.
 _uniform = nn.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform')
-_transposed = nn.initializers.variance_scaling(1 / 3, 'fan_out', 'uniform')
 
 
 class Model(base.PatchModel):
@@ -326,28 +326,11 @@ class Reassemble(nn.Module):
         x = x.reshape(len(x), *grid, width)
         x = _conv(self.channels, 1, self.dtype, name='projection')(x)
         if self.factor > 1:
-            return Enlarge(int(self.factor), self.dtype, name='resize')(x)
+            return Enlarge(int(self.factor), self.channels, self.dtype, name='resize')(x)
         if self.factor < 1:
             strides = round(1 / self.factor)
             return _conv(self.channels, 3, self.dtype, strides=strides, name='resize')(x)
         return x
-
-
-class Enlarge(nn.Module):
-    """A transposed convolution: a pixel becomes `factor` x `factor`, each by a dense layer."""
-
-    factor: int
-    dtype: Any
-
-    @nn.compact
-    def __call__(self, x: Float[Array, 'B h w C']) -> Float[Array, 'B H W C']:
-        batch, height, width, channels = x.shape
-        # PyTorch's initializer takes the outputs for inputs.
-        kernel = self.param('kernel', _transposed, (self.factor, self.factor, channels, channels))
-        bias = self.param('bias', nn.initializers.zeros, (channels,))
-        x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias, dtype=self.dtype)
-        x = jnp.einsum('bhwc,ijco->bhiwjo', x, kernel)
-        return x.reshape(batch, self.factor * height, self.factor * width, channels) + bias
 
 
 class ResidualUnit(nn.Module):

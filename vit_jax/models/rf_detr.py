@@ -22,10 +22,11 @@ from vit_jax.models import base, vit
 from vit_jax.models._deformable import (
     SAMPLINGS,
     Cells,
+    Decoder,
     DeformableBlock,
     DeformableFields,
     move_boxes,
-    sine_boxes,
+    weights_of_patches,
 )
 from vit_jax.models._mask_head import MaskFields, MaskHead
 from vit_jax.models.base import check_counts, check_fields
@@ -35,6 +36,7 @@ from vit_jax.models.vit import block_factory, make_norm
 from vit_jax.nn.detection import (
     DECODER_EPS,
     NECK_NORMS,
+    SCALES,
     ZEROS,
     ClassHeads,
     Layers,
@@ -42,9 +44,9 @@ from vit_jax.nn.detection import (
     Projector,
     Proposals,
     WindowCut,
+    scaled_size,
 )
 from vit_jax.nn.maps import AttentionMap, HiddenState, collect, collect_blocks
-from vit_jax.nn.norms import LayerNorm
 from vit_jax.nn.options import BlockFields, PoolFields, PositionFields
 from vit_jax.nn.patches import patch_grid
 from vit_jax.nn.stochastic import example_keys
@@ -62,7 +64,7 @@ BACKBONE = (
     *('patch_size', 'width', 'depth', 'mlp_dim', 'num_heads', 'registers', 'no_bias', 'block'),
     *('positions', 'remat', 'attention', 'dtype', 'windows'),
 )
-_SIDE = 0.05  # of the boxes that cells propose
+_SIDE = 0.05  # of the boxes that cells of the first map propose; doubled for each further map
 _LOW, _HIGH = 0.01, 0.99  # centers of cells that may propose
 
 
@@ -90,11 +92,11 @@ class Model(base.PatchModel):
       global_blocks: Blocks, counted from 0, that attend to the whole image, all others within
         windows. None for the block after each map.
       windows: Windows along each side of the image.
-      num_queries: Q, objects that an image can have; no more than it has patches.
+      num_queries: Q, objects that an image can have; no more than its maps have cells.
       groups: G, groups of queries in training, of which the first remains.
       decoder_width, decoder_depth, decoder_heads, decoder_mlp_dim: Sizes of the decoder.
       cross: Attention of queries to the image.
-      neck: Convolutions from the maps to the decoder.
+      neck: Convolutions from the ViT's maps to those that the decoder reads.
       masks: Masks of the objects, for instance segmentation.
       dropout: Dropout rate in the decoder, of activations and residual branches.
       block, positions: See `vit.Model`; no norms after the sums, no positions within attention.
@@ -136,7 +138,7 @@ class Model(base.PatchModel):
     effects: ClassVar = {
         **dict.fromkeys(('maps', 'global_blocks', 'windows', 'decoder_heads'), 'binding'),
         **{'cross.heads': 'binding', 'cross.sampling': 'none'},
-        **{'neck.eps': 'noted', 'neck.norm': 'binding'},
+        **{'neck.eps': 'noted', 'neck.norm': 'binding', 'neck.scales': 'binding'},
     }
 
     def __post_init__(self) -> None:
@@ -147,6 +149,13 @@ class Model(base.PatchModel):
                 raise UserError(f'{name}={count}: must be at least 1')
         check_choice('cross.sampling', self.cross.sampling, SAMPLINGS)
         check_choice('neck.norm', self.neck.norm, NECK_NORMS)
+        if not self.neck.scales or not {*self.neck.scales} <= {*SCALES}:
+            raise UserError(f'neck.scales={self.neck.scales}: must be some of {SCALES}')
+        if self.masks.stride and len(self.neck.scales) > 1:
+            raise UserError(
+                f'masks.stride={self.masks.stride}: masks need one map, not '
+                f'neck.scales={self.neck.scales}'
+            )
         if not {*(self.global_blocks or ())} <= {*range(self.depth)}:
             raise UserError(
                 f'global_blocks={self.global_blocks}: must be from 0 to depth - 1, {self.depth - 1}'
@@ -219,7 +228,10 @@ class Model(base.PatchModel):
         dtype, width = jnp.dtype(self.dtype), self.decoder_width
         self.vit = self.backbone_module()
         nn.share_scope(self, self.vit)  # its parameters are at the top level, as in a ViT
-        self.projector = Projector(width, self.neck, dtype)
+        self.projectors = [
+            Projector(width, scale, self.neck, dtype, name=f'projector_{i}' if i else 'projector')
+            for i, scale in enumerate(self.neck.scales)
+        ]
         self.proposals = [Proposals(width, dtype) for _ in range(self.groups)]
         queries = self.groups * self.num_queries
         self.query_embed = self.param('query_embed', nn.initializers.normal(1.0), (queries, width))
@@ -265,12 +277,13 @@ class Model(base.PatchModel):
         """
         if pixel_mask is None:
             pixel_mask = jnp.ones(images.shape[:3], bool)
-        features = self.projector(self.vit(images, train))
-        found = self.detect(features, pixel_mask, train)
+        layers = self.vit(images, train)
+        maps = [project(layers) for project in self.projectors]
+        found = self.detect(maps, pixel_mask, train)
         if not (stride := self.masks.stride):
             return found.outputs
         size = images.shape[1] // stride, images.shape[2] // stride
-        masks = self.mask_head(features, size, found.proposals, found.hidden)
+        masks = self.mask_head(maps[0], size, found.proposals, found.hidden)
         if not train:
             last = (masks[name][:, -1] for name in ('mask_queries', 'mask_maps'))
             masks['masks'] = from_features(*last)
@@ -281,16 +294,13 @@ class Model(base.PatchModel):
         return example_keys(self.make_rng('points'), rows)
 
     def detect(
-        self, features: Float[Array, 'B h w D'], pixel_mask: Bool[Array, 'B H W'], train: bool
+        self, maps: list[Float[Array, 'B _ _ D']], pixel_mask: Bool[Array, 'B H W'], train: bool
     ) -> Detections:
-        """Run both stages on the map of an image; see `__call__`."""
-        batch, height, width, _ = features.shape
-        real = resize_nearest(pixel_mask, (height, width))
-        cells = Cells(
-            features.reshape(batch, height * width, -1), real.reshape(batch, -1), (height, width)
-        )
-        groups, count = self.groups if train else 1, self._count((height, width))
-        first = self._propose(cells, real, groups)
+        """Run both stages on the maps of an image; see `__call__`."""
+        cells = [_as_cells(features, pixel_mask) for features in maps]
+        batch, groups = len(pixel_mask), self.groups if train else 1
+        first = self._propose(cells, groups)
+        count = first['boxes'].shape[2]
 
         def rows(table: Array) -> Array:
             table = table.reshape(self.groups, self.num_queries, -1)[:groups, :count]
@@ -298,7 +308,7 @@ class Model(base.PatchModel):
 
         starts = jax.lax.stop_gradient(first['boxes']).reshape(batch, groups * count, 4)
         boxes, x = move_boxes(starts, rows(self.query_boxes)), rows(self.query_embed)
-        hidden = self.decoder(x, cells, boxes, _real_shares(real), train, groups)
+        hidden = self.decoder(x, cells, boxes, train, groups)
         logits = self.class_embed(hidden)
         found = move_boxes(boxes[:, None], self.bbox_embed(hidden))
         outputs = {
@@ -308,16 +318,13 @@ class Model(base.PatchModel):
         }
         return Detections(outputs, hidden, first['queries'])
 
-    def _count(self, grid: tuple[int, int]) -> int:
-        """Return the number of queries of a group for an image of this grid."""
-        return min(self.num_queries, math.prod(grid))
-
-    def _propose(
-        self, cells: Cells, real: Bool[Array, 'B h w'], groups: int
-    ) -> dict[str, Float[Array, 'B G Q _']]:
-        """Select the cells that most likely hold objects, for each group."""
-        boxes, valid = _cell_boxes(real)
-        tokens = jnp.where(valid[..., None], cells.tokens, 0)
+    def _propose(self, maps: list[Cells], groups: int) -> dict[str, Float[Array, 'B G Q _']]:
+        """Select the cells of all maps that most likely hold objects, for each group."""
+        starts = [_cell_boxes(cells.real, _SIDE * 2**i) for i, cells in enumerate(maps)]
+        boxes, valid = (jnp.concatenate(parts, axis=1) for parts in zip(*starts, strict=True))
+        tokens = jnp.concatenate([cells.tokens for cells in maps], axis=1)
+        tokens = jnp.where(valid[..., None], tokens, 0)
+        chosen = min(self.num_queries, tokens.shape[1])
         # All groups have parameters, whatever the first call is.
         count = self.groups if self.is_initializing() else groups
         selected = []
@@ -325,7 +332,7 @@ class Model(base.PatchModel):
             x, changes = self.proposals[i](tokens)
             logits = self.class_embed.of_group(x, i)
             scores = jnp.where(valid, logits.max(-1), -jnp.inf)
-            _, best = jax.lax.top_k(scores, self._count(cells.size))
+            _, best = jax.lax.top_k(scores, chosen)
             every = {'logits': logits, 'boxes': move_boxes(boxes, changes), 'queries': x}
             selected.append(
                 {k: jnp.take_along_axis(v, best[..., None], axis=1) for k, v in every.items()}
@@ -338,7 +345,9 @@ class Model(base.PatchModel):
         images: Float[Array, 'B H W C'],
         pixel_mask: Bool[Array, 'B H W'] | None = None,
     ) -> list[AttentionMap]:
-        """Collect attention among queries, and of queries to cells of the image.
+        """Collect attention among queries, and of queries to patches of the image.
+
+        Weights of cells of other maps than the grid are spread over the patches.
 
         Args:
           intermediates: Collection `intermediates` that the model returns.
@@ -347,8 +356,14 @@ class Model(base.PatchModel):
         """
         del pixel_mask
         grid = patch_grid(images.shape[1], images.shape[2], self.patch_size)
-        queries = (self._count(grid),)
+        sizes = [scaled_size(grid, scale) for scale in self.neck.scales]
+        queries = (min(self.num_queries, sum(map(math.prod, sizes))),)
         sampled = collect(intermediates, 'decoder', queries, grid, 'deformable')
+        if sizes != [grid]:
+            sampled = [
+                m._replace(weights=weights_of_patches(jnp.asarray(m.weights), sizes, grid))
+                for m in sampled
+            ]
         return [
             *collect(intermediates, 'decoder', queries, queries),
             *(m._replace(name=m.name.replace('/deformable', '/cross')) for m in sampled),
@@ -389,16 +404,17 @@ class Detections(NamedTuple):
     proposals: Float[Array, 'B G Q D']
 
 
-def _real_shares(real: Bool[Array, 'B h w']) -> Float[Array, 'B 1 4']:
-    """Return the shares (x, y, x, y) of the sides of maps that are not padding."""
-    rows, columns = real[:, :, 0].mean(1), real[:, 0, :].mean(1)
-    return jnp.stack([columns, rows] * 2, axis=-1)[:, None]
+def _as_cells(features: Float[Array, 'B h w D'], pixel_mask: Bool[Array, 'B H W']) -> Cells:
+    """Return a map as the cells that queries read, with the mask at its size."""
+    batch, height, width, _ = features.shape
+    real = resize_nearest(pixel_mask, (height, width)).reshape(batch, -1)
+    return Cells(features.reshape(batch, height * width, -1), real, (height, width))
 
 
 def _cell_boxes(
-    real: Bool[Array, 'B h w'],
+    real: Bool[Array, 'B h w'], side: float
 ) -> tuple[Float[Array, 'B N 4'], Bool[Array, 'B N']]:
-    """Return a small box at each cell, relative to the real part, and whether it may propose."""
+    """Return a box at each cell, relative to the real part, and whether it may propose."""
     batch, height, width = real.shape
     rows = (jnp.arange(height) + 0.5) / real[:, :, 0].sum(1)[:, None]
     columns = (jnp.arange(width) + 0.5) / real[:, 0, :].sum(1)[:, None]
@@ -406,7 +422,7 @@ def _cell_boxes(
     x = jnp.broadcast_to(columns[:, None, :], real.shape).reshape(batch, -1)
     inside = (jnp.minimum(x, y) > _LOW) & (jnp.maximum(x, y) < _HIGH)
     valid = real.reshape(batch, -1) & inside
-    boxes = jnp.stack([x, y, *[jnp.full_like(x, _SIDE)] * 2], axis=-1)
+    boxes = jnp.stack([x, y, *[jnp.full_like(x, side)] * 2], axis=-1)
     return jnp.where(valid[..., None], boxes, 0), valid
 
 
@@ -450,48 +466,3 @@ class Backbone(vit.Model):
                 patches = cut.join(encoder.normed(x))[:, self.prefix_tokens :]
                 maps.append(patches.reshape(len(images), *grid, -1))
         return maps
-
-
-class Decoder(nn.Module):
-    """Blocks `block_0`, `block_1`, ... that read the map around each query's box.
-
-    `norm` is applied to the output of each; `positions` makes positions of the queries from their
-    boxes, which stay the same for all blocks.
-    """
-
-    make_block: Any
-    depth: int
-
-    def setup(self) -> None:
-        self.block = [self.make_block() for _ in range(self.depth)]
-        last = self.block[-1]
-        self.norm = LayerNorm(last.norm_eps, dtype=last.dtype)
-
-    @nn.compact
-    def __call__(
-        self,
-        x: Float[Array, 'B Q D'],
-        cells: Cells,
-        boxes: Float[Array, 'B Q 4'],
-        shares: Float[Array, 'B 1 4'],
-        train: bool,
-        groups: int,
-    ) -> Float[Array, 'B L Q D']:
-        """Stack the outputs of all blocks.
-
-        Args:
-          x: Queries.
-          cells: Map of the image.
-          boxes: Boxes, relative to the real part of the image.
-          shares: Shares of the map's sides that are real.
-          train: Whether dropout acts.
-          groups: Number of groups of the queries.
-        """
-        width, dtype = x.shape[-1], self.block[-1].dtype
-        boxes = boxes * shares
-        positions = Layers((width, width), dtype, name='positions')(sine_boxes(boxes, 2 * width))
-        x, outputs = x.astype(dtype), []
-        for block in self.block:
-            x = block(x, cells, boxes, positions, train, groups)
-            outputs.append(self.norm(x))
-        return jnp.stack(outputs, axis=1)

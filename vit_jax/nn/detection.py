@@ -1,4 +1,4 @@
-"""Parts of detectors on a ViT: its tokens in windows, one map from several, and small heads.
+"""Parts of detectors on a ViT: its tokens in windows, maps from those of layers, and small heads.
 
 RF-DETR, Robinson et al., 2025, arXiv:2511.09554; LW-DETR, Chen et al., 2024, arXiv:2406.03459.
 """
@@ -16,7 +16,7 @@ from jax import Array
 
 from vit_jax.array_types import Float
 from vit_jax.errors import UserError
-from vit_jax.nn.dense import Dense
+from vit_jax.nn.dense import Dense, Enlarge
 from vit_jax.nn.norms import FrozenNorm, LayerNorm
 
 # Uniform within 1 / sqrt(fan in), like PyTorch's layers.
@@ -25,21 +25,26 @@ ZEROS = nn.initializers.zeros
 PRIOR = 0.01  # probability of each class at first
 DECODER_EPS = 1e-5  # in norms
 _EPS = 1e-6  # in the norm after the projector
+_WIDE = 512  # channels; LW-DETR halves wider maps before it doubles their sides
 
 
 NECK_NORMS = ('layer', 'frozen')
+SCALES = (0.5, 1.0, 2.0)
 
 
 @dataclasses.dataclass(frozen=True)
 class NeckFields:
-    """Convolutions from the maps of a ViT to one.
+    """Convolutions from the maps of a ViT to those that queries read.
 
     Attributes:
+      scales: Sides of each map that queries read, 0.5, 1 or 2 times the grid of patches; (2.0, 0.5)
+        in the larger LW-DETRs.
       blocks: Pairs of convolutions.
       eps: Value added to the variance in their norms.
       norm: Their norms: 'layer', or 'frozen', factors without gradient (see `FrozenNorm`).
     """
 
+    scales: tuple[float, ...] = (1.0,)
     blocks: int = 3
     eps: float = 1e-6
     norm: str = 'layer'
@@ -89,19 +94,30 @@ class WindowCut(NamedTuple):
         return jnp.concatenate([x[:, 0, 0, : self.prefix], patches], axis=1)
 
 
+def scaled_size(grid: tuple[int, int], scale: float) -> tuple[int, int]:
+    """Return the rows and columns of a map of `scale` times the sides of a grid."""
+    rows, columns = (math.ceil(scale * side) for side in grid)
+    return rows, columns
+
+
 class Projector(nn.Module):
     """Convolutions from all maps to one, with connections past each pair of them (C2f).
 
-    A convolution of 1 x 1, `conv1`, gives two parts. Pairs of 3 x 3, `block_0`, ..., continue from
-    the second; `conv2` of 1 x 1 reads all results. Each is followed by a norm and SiLU.
+    The maps get `scale` times their sides, by `rescale_0`, ... A convolution of 1 x 1, `conv1`,
+    gives two parts. Pairs of 3 x 3, `block_0`, ..., continue from the second; `conv2` of 1 x 1
+    reads all results. Each is followed by a norm and SiLU.
     """
 
     width: int
+    scale: float
     neck: NeckFields
     dtype: Any
 
     @nn.compact
-    def __call__(self, maps: list[Float[Array, 'B h w _']]) -> Float[Array, 'B h w D']:
+    def __call__(self, maps: list[Float[Array, 'B h w _']]) -> Float[Array, 'B H W D']:
+        if self.scale != 1:
+            rescale = functools.partial(Rescale, self.scale, self.neck, self.dtype)
+            maps = [rescale(name=f'rescale_{i}')(x) for i, x in enumerate(maps)]
         hidden = self.width // 2
         make = functools.partial(ConvPair, neck=self.neck, dtype=self.dtype)
         outer = make((2 * hidden, self.width), 1, name='outer')
@@ -114,6 +130,37 @@ class Projector(nn.Module):
         return LayerNorm(_EPS, dtype=self.dtype, name='norm')(x)
 
 
+class Rescale(nn.Module):
+    """Double the sides of a map by a transposed convolution, or halve them by one of 3 x 3.
+
+    A convolution, `conv`, of 1 x 1 for wide maps that are doubled, is followed by a norm and ReLU.
+    """
+
+    scale: float
+    neck: NeckFields
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: Float[Array, 'B h w C']) -> Float[Array, 'B H W _']:
+        channels = x.shape[-1]
+        if self.scale < 1:
+            return self._convolve(x, channels, 3, strides=2)
+        if is_narrowed(channels):
+            channels //= 2
+            x = self._convolve(x, channels, 1)
+        return Enlarge(2, channels // 2, self.dtype, name='enlarge')(x)
+
+    def _convolve(self, x: Array, channels: int, side: int, strides: int = 1) -> Array:
+        conv = _conv(channels, side, self.dtype, strides=strides, name='conv')
+        norm = _norm(channels, self.neck, self.dtype, name='norm')
+        return nn.relu(_normalize(norm, conv(x)))
+
+
+def is_narrowed(channels: int) -> bool:
+    """Return whether a map of so many channels gets half of them before its sides are doubled."""
+    return channels > _WIDE
+
+
 class ConvPair(nn.Module):
     """Two convolutions, `conv1` and `conv2`, each with a norm and SiLU."""
 
@@ -123,28 +170,37 @@ class ConvPair(nn.Module):
     dtype: Any
 
     def setup(self) -> None:
-        self.conv1, self.conv2 = (
-            nn.Conv(
-                *(channels, (self.side, self.side)),
-                **{'use_bias': False, 'kernel_init': UNIFORM, 'dtype': self.dtype},
-            )
-            for channels in self.channels
-        )
-        self.norm1, self.norm2 = (self._norm(channels) for channels in self.channels)
-
-    def _norm(self, channels: int) -> nn.Module:
-        if self.neck.norm == 'frozen':
-            return FrozenNorm(channels)
-        return LayerNorm(self.neck.eps, dtype=self.dtype)
+        self.conv1, self.conv2 = (_conv(count, self.side, self.dtype) for count in self.channels)
+        self.norm1, self.norm2 = (_norm(count, self.neck, self.dtype) for count in self.channels)
 
     def __call__(self, x: Float[Array, 'B h w _'], number: int) -> Float[Array, 'B h w _']:
         """Apply the first or the second convolution."""
         conv, norm = (self.conv1, self.norm1) if number == 1 else (self.conv2, self.norm2)
-        x = conv(x)
-        if self.neck.norm == 'layer':
-            return nn.silu(norm(x))
-        scale, bias = norm()
-        return nn.silu(x * scale.astype(x.dtype) + bias.astype(x.dtype))
+        return nn.silu(_normalize(norm, conv(x)))
+
+
+def _conv(channels: int, side: int, dtype: Any, **options: Any) -> nn.Conv:
+    """Make a convolution without biases, zero outside of the map."""
+    return nn.Conv(
+        *(channels, (side, side)),
+        **{'use_bias': False, 'kernel_init': UNIFORM, 'dtype': dtype, 'padding': side // 2},
+        **options,
+    )
+
+
+def _norm(
+    channels: int, neck: NeckFields, dtype: Any, name: str | None = None
+) -> LayerNorm | FrozenNorm:
+    if neck.norm == 'frozen':
+        return FrozenNorm(channels, name=name)
+    return LayerNorm(neck.eps, dtype=dtype, name=name)
+
+
+def _normalize(norm: LayerNorm | FrozenNorm, x: Array) -> Array:
+    if isinstance(norm, LayerNorm):
+        return norm(x)
+    scale, bias = norm()
+    return x * scale.astype(x.dtype) + bias.astype(x.dtype)
 
 
 class Layers(nn.Module):

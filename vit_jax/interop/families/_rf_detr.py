@@ -44,8 +44,11 @@ def map_numbers(backbone: Mapping[str, Any], source: str) -> tuple[int, ...]:
     return tuple(sorted(map(int, layers)))
 
 
-def sizes(arrays: Flat, config: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Return the fields of the detector that follow from shapes, in our layout.
+def sizes(
+    arrays: Flat, config: Mapping[str, Any], source: str, scales: tuple[float, ...] = (1.0,)
+) -> dict[str, Any]:
+    """Return the fields of the detector that follow from the shapes, in our layout, of a model with
+    maps of these scales.
 
     Raises:
       UserError: if an array is missing, or the queries cannot be split into groups.
@@ -67,8 +70,9 @@ def sizes(arrays: Flat, config: Mapping[str, Any], source: str) -> dict[str, Any
         'decoder_width': width,
         'decoder_depth': names.count_blocks(arrays, r'decoder/block_(\d+)/'),
         'decoder_mlp_dim': names.require(arrays, 'decoder/block_0/mlp/fc1/bias').size,
-        'points': max(scores // config['decoder_cross_attention_heads'], 1),
+        'points': max(scores // (config['decoder_cross_attention_heads'] * len(scales)), 1),
         'projector_blocks': names.count_blocks(arrays, r'projector/block_(\d+)/'),
+        'neck': {'scales': scales},
     }
 
 

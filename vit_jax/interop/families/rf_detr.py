@@ -227,9 +227,11 @@ def write(trained: TrainedModel) -> Written:
     module = trained.model
     if not module.class_token:
         return transformers_lw_detr.write(trained, _preprocessor(trained))
-    if module.global_blocks not in (None, module.map_layers) or module.neck.norm != 'layer':
+    neck = module.neck.norm, module.neck.scales
+    if module.global_blocks not in (None, module.map_layers) or neck != ('layer', (1.0,)):
         raise UserError(
-            "transformers' RF-DETR has no global_blocks of its own, and neck.norm is 'layer'"
+            "transformers' RF-DETR has no global_blocks of its own, neck.norm is 'layer', and "
+            'neck.scales=(1.0,)'
         )
     encoder, detector = (
         {name: x for name, x in trained.params.items() if is_in_vit(name) == of_vit}

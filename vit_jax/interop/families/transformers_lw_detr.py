@@ -5,6 +5,7 @@ Norms of its projector are batch norms, whose statistics are folded into their f
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -17,11 +18,11 @@ from vit_jax.interop.families import _rf_detr, _transformers
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import TrainedModel, Written, class_names_config
 from vit_jax.models.rf_detr import Model
+from vit_jax.nn.detection import SCALES, is_narrowed
 
 POSITIONS = 'bicubic'
 _SOURCE = 'transformers LW-DETR'
 _VIT = 'model.backbone.backbone.'
-_PROJECTOR = 'model.backbone.projector.scale_layers.0.'
 _EPS = 1e-5
 
 _BLOCKS: names.Table = _transformers.blocks(
@@ -48,6 +49,20 @@ def _convolutions(theirs: str, ours: str) -> names.Table:
     )
 
 
+def _projector(number: int, width: int) -> names.Table:
+    """Return the rows of the projector to a map, for a ViT of this width."""
+    theirs = f'model.backbone.projector.scale_layers.{number}.'
+    ours = f'projector_{number}' if number else 'projector'
+    layers = f'{theirs}sampling_layers.{{0}}.layers.'
+    return (
+        *_convolutions(f'{theirs}projector_layer.bottlenecks.{{0}}.', f'{ours}/block_{{0}}'),
+        *_convolutions(f'{theirs}projector_layer.', f'{ours}/outer'),
+        (f'{theirs}layer_norm', f'{ours}/norm'),
+        *((f'{layers}0.{part}', f'{ours}/rescale_{{0}}/{part}') for part in ('conv', 'norm')),
+        (f'{layers}{int(is_narrowed(width))}', f'{ours}/rescale_{{0}}/enlarge'),
+    )
+
+
 _BLOCK = (
     *((f'self_attn.{name[0]}_proj', f'attention/{name}') for name in ('query', 'key', 'value')),
     ('self_attn.o_proj', 'attention/out'),
@@ -60,10 +75,7 @@ _BLOCK = (
     *((f'mlp.fc{i}', f'mlp/fc{i}') for i in (1, 2)),
     ('layer_norm', 'mlp_norm'),
 )
-_DETECTOR: names.Table = (
-    *_convolutions(f'{_PROJECTOR}projector_layer.bottlenecks.{{0}}.', 'projector/block_{0}'),
-    *_convolutions(f'{_PROJECTOR}projector_layer.', 'projector/outer'),
-    (f'{_PROJECTOR}layer_norm', 'projector/norm'),
+_DECODER: names.Table = (
     ('model.query_feat.weight', 'query_embed'),
     ('model.reference_point_embed.weight', 'query_boxes'),
     ('model.enc_output.{0}', 'proposals_{0}/proj'),
@@ -78,7 +90,7 @@ _DETECTOR: names.Table = (
 )
 _DEFAULTS = {
     **{'decoder_self_attention_heads': 8, 'decoder_cross_attention_heads': 16},
-    **{'dropout': 0.0, 'batch_norm_eps': _EPS},
+    **{'dropout': 0.0, 'batch_norm_eps': _EPS, 'projector_scale_factors': [1.0]},
 }
 _VIT_DEFAULTS = {
     **{'num_attention_heads': 12, 'layer_norm_eps': 1e-6, 'cae_init_values': 0.1},
@@ -87,7 +99,7 @@ _VIT_DEFAULTS = {
 # Values of config.json that the model has.
 _REQUIRED = {
     **{'activation_function': 'silu', 'decoder_activation_function': 'relu'},
-    **{'hidden_expansion': 0.5, 'attention_bias': True, 'projector_scale_factors': [1.0]},
+    **{'hidden_expansion': 0.5, 'attention_bias': True},
 }
 _VIT_REQUIRED = {'hidden_act': 'gelu', 'qkv_bias': True, 'use_absolute_position_embeddings': True}
 
@@ -98,7 +110,7 @@ def matches(flat: Mapping[str, np.ndarray]) -> bool:
 
 
 def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
-    """Read an LwDetrForObjectDetection with one map, as the sizes T, S and M have.
+    """Read an LwDetrForObjectDetection, with one map, as the sizes T, S and M have, or several.
 
     Blocks of the ViT after the last map, whose outputs nothing reads, are left out.
 
@@ -112,7 +124,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
         for key, value in required.items():
             if (given := found.get(key, value)) != value:
                 raise UserError(f'{_SOURCE}: {key} {given!r} is not supported (only {value!r})')
-    maps = _rf_detr.map_numbers(backbone, _SOURCE)
+    scales, maps = _scales(config), _rf_detr.map_numbers(backbone, _SOURCE)
     unread = re.compile(rf'{re.escape(_VIT)}encoder\.layer\.(\d+)\.')
     used = {
         name: x
@@ -121,20 +133,22 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     }
     encoder = {name: x for name, x in used.items() if name.startswith(_VIT)}
     of_vit = torch_layout.read(encoder, _ENCODER, backbone['num_attention_heads'], _SOURCE)
+    of_encoder = _encoder_fields(of_vit, backbone, maps)
     heads = config['decoder_self_attention_heads']
     detector = {name: x for name, x in used.items() if name not in encoder}
-    arrays = torch_layout.read(detector, _DETECTOR, heads, _SOURCE)
-    table = names.require(of_vit, 'pos_embed')
-    of_vit['pos_embed'] = table[:, 1:]  # the first is of a class token, which it lacks
+    table = _detector(scales, of_encoder['width'])
+    arrays = torch_layout.read(detector, table, heads, _SOURCE)
+    positions = names.require(of_vit, 'pos_embed')
+    of_vit['pos_embed'] = positions[:, 1:]  # the first is of a class token, which it lacks
     model = {
-        **_rf_detr.sizes(arrays, config, _SOURCE),
-        **_encoder_fields(of_vit, backbone, maps),
+        **_rf_detr.sizes(arrays, config, _SOURCE, scales),
+        **of_encoder,
         **{'decoder_heads': heads, 'cross_heads': config['decoder_cross_attention_heads']},
         **{'name': 'rf_detr', 'dropout': config['dropout'], 'projector_norm': 'frozen'},
     }
     params = names.nest(of_vit, 'key') | names.nest(arrays)
-    _rf_detr.require_detector(params, model, _SOURCE, _DETECTOR)
-    side = round((table.shape[1] - 1) ** 0.5) * model['patch_size']
+    _rf_detr.require_detector(params, model, _SOURCE, table)
+    side = round((positions.shape[1] - 1) ** 0.5) * model['patch_size']
     extra = normalization.with_imagenet_default(extra)
     processor = extra.get(normalization.PREPROCESSOR) or {}
     imported = TrainedModel.from_file(
@@ -146,6 +160,27 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
         transforms=_rf_detr.resizing((side, side), model, processor),
     )
     return normalization.with_normalization(imported, extra)
+
+
+def _scales(config: Mapping[str, Any]) -> tuple[float, ...]:
+    """Return the scales of the maps.
+
+    Raises:
+      UserError: if the model cannot have them.
+    """
+    scales = config['projector_scale_factors']
+    if not (isinstance(scales, list) and scales and all(scale in SCALES for scale in scales)):
+        raise UserError(
+            f'{_SOURCE}: projector_scale_factors {scales!r} is not supported (only a list of '
+            f'{SCALES})'
+        )
+    return tuple(map(float, scales))
+
+
+def _detector(scales: tuple[float, ...], width: int) -> names.Table:
+    """Return the rows of a detector with maps of these scales on a ViT of this width."""
+    projectors = (_projector(number, width) for number in range(len(scales)))
+    return (*itertools.chain.from_iterable(projectors), *_DECODER)
 
 
 def _encoder_fields(
@@ -204,7 +239,7 @@ def write(trained: TrainedModel, preprocessor: Mapping[str, Any]) -> Written:
     flat = names.flatten(of_vit, 'key') | names.flatten(detector)
     table = flat['pos_embed']
     flat['pos_embed'] = np.concatenate([np.zeros_like(table[:, :1]), table], axis=1)
-    arrays = torch_layout.write(flat, _ENCODER + _DETECTOR)
+    arrays = torch_layout.write(flat, _ENCODER + _detector(module.neck.scales, module.width))
     return Written(
         arrays | _unit_statistics(arrays),
         _config(module, trained.image_size)
@@ -218,7 +253,7 @@ def _unit_statistics(arrays: Flat) -> Flat:
     """Return statistics of batch norms that change nothing."""
     result: Flat = {}
     for name, bias in arrays.items():
-        if re.search(r'projector_layer\..*norm\.bias$', name):
+        if re.search(r'(projector|sampling)_layers?\..*norm\.bias$', name):
             norm, zeros = name.removesuffix('.bias'), np.zeros_like(bias)
             result |= {f'{norm}.running_mean': zeros, f'{norm}.running_var': zeros + _UNIT}
             result[f'{norm}.num_batches_tracked'] = np.zeros((), np.int64)
@@ -247,5 +282,7 @@ def _config(module: Model, size: tuple[int, int]) -> dict[str, Any]:
         },
         **_REQUIRED,
         **_rf_detr.sizes_config(module),
+        'projector_scale_factors': list(module.neck.scales),
+        'num_feature_levels': len(module.neck.scales),
         **{'batch_norm_eps': _EPS, 'dropout': module.dropout},
     }
