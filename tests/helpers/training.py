@@ -31,6 +31,7 @@ from helpers import (
 from vit_jax import interop
 from vit_jax.interop import names
 from vit_jax.interop.trained import TrainedModel
+from vit_jax.models.eomt import ENCODER
 from vit_jax.ops import terms
 from vit_jax.tasks import detect
 
@@ -184,9 +185,11 @@ def train(
 
 def difference(before: TrainedModel, ours: Any, theirs: TrainedModel, case: Case) -> float:
     """The largest difference of an array, by the norm of its update."""
-    no_bias = before.model_config.get('no_bias', '')
+    no_bias = before.model_config.get('no_bias', '')  # of the encoder
     old, new, other = (
-        names.flatten(params, no_bias) for params in (before.params, ours, theirs.params)
+        names.flatten({key: x for key, x in params.items() if key in ENCODER}, no_bias)
+        | names.flatten({key: x for key, x in params.items() if key not in ENCODER})
+        for params in (before.params, ours, theirs.params)
     )
     return max(
         float(np.linalg.norm(new[name] - other[name]) / np.linalg.norm(other[name] - old[name]))

@@ -182,8 +182,12 @@ class ConvPair(nn.Module):
 def _conv(channels: int, side: int, dtype: Any, **options: Any) -> nn.Conv:
     """Make a convolution without biases, zero outside of the map."""
     return nn.Conv(
-        *(channels, (side, side)),
-        **{'use_bias': False, 'kernel_init': UNIFORM, 'dtype': dtype, 'padding': side // 2},
+        channels,
+        (side, side),
+        use_bias=False,
+        kernel_init=UNIFORM,
+        dtype=dtype,
+        padding=side // 2,
         **options,
     )
 

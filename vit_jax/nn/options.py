@@ -45,7 +45,7 @@ MOVED = {
     **{'backbone_norm': 'resnet.norm', 'frozen_stages': 'resnet.frozen_stages'},
     **{'cross_heads': 'cross.heads', 'points': 'cross.points', 'sampling': 'cross.sampling'},
     **{'projector_blocks': 'neck.blocks', 'projector_eps': 'neck.eps'},
-    'projector_norm': 'neck.norm',
+    **{'projector_norm': 'neck.norm', 'projector_scales': 'neck.scales'},
     **{'mask_stride': 'masks.stride', 'mask_mlp_dim': 'masks.mlp_dim'},
 }
 

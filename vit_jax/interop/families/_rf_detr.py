@@ -72,7 +72,7 @@ def sizes(
         'decoder_mlp_dim': names.require(arrays, 'decoder/block_0/mlp/fc1/bias').size,
         'points': max(scores // (config['decoder_cross_attention_heads'] * len(scales)), 1),
         'projector_blocks': names.count_blocks(arrays, r'projector/block_(\d+)/'),
-        'neck': {'scales': scales},
+        'projector_scales': scales,
     }
 
 
