@@ -603,6 +603,7 @@ OLD_FORMS_OF_OTHERS = {
         **{'sampling': ('product', 'cross.sampling'), 'mask_stride': (4, 'masks.stride')},
         **{'mask_mlp_dim': (8, 'masks.mlp_dim'), 'projector_blocks': (2, 'neck.blocks')},
         **{'projector_eps': (1e-3, 'neck.eps'), 'projector_norm': ('frozen', 'neck.norm')},
+        'projector_scales': ((2.0, 0.5), 'neck.scales'),
     },
     tips.Model: {
         **{'text_norm_eps': (1e-3, 'texts.norm_eps'), 'text_scaled': (False, 'texts.scaled')},
