@@ -9,7 +9,10 @@ half of the captions in parallel. In the last fifth of the run the student also 
 views and a global one with hidden patches, and matches its average. `patches` measures a linear
 probe of frozen patches by the mean IoU of digits, on images of `scenes_panoptic`.
 
-Expected: recall at 1 of at least 0.5 both ways. Not measured by this project yet.
+Expected: patches above SigLIP's. Measured for as many FLOPs as 20 epochs of SigLIP (12 epochs, 8
+minutes of one core of an Intel Xeon), the mean of three seeds with its standard error: mean IoU of
+patches 0.205 +- 0.006 (SigLIP 0.181 +- 0.004), recall at 1 of texts 0.211 +- 0.066 (SigLIP 0.454
++- 0.081). Self-distillation costs retrieval here. See tests/bench/siglip2.py.
 """
 
 from ml_collections import ConfigDict

@@ -38,6 +38,7 @@ NOT_HERE = {
     r'data/bccd': 'the photographs of blood cells',
     r'pack .*--split': 'a folder of two splits',
     r'/kaggle': 'a run in a notebook of Kaggle',
+    r'standardize hf://': 'color images of one class each',
     r'push ': 'a login of the Hub',
     r'depth-anything': 'the files of Depth Anything',
     r'/data/robustness': 'images with corruptions',
