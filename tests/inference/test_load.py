@@ -1,6 +1,7 @@
 """`vit_jax.load`: one call from a file or a run folder to a model and its weights."""
 
 import csv
+import dataclasses
 import functools
 import json
 import pathlib
@@ -16,8 +17,10 @@ from PIL import Image
 
 import vit_jax
 from vit_jax import __main__ as cli
+from vit_jax.data.batches import ArraySpec
 from vit_jax.errors import UserError
 from vit_jax.inference import load
+from vit_jax.inference.images import example_spec
 from vit_jax.inference.predict import predictor
 from vit_jax.interop import files
 from vit_jax.interop.families import bit, vision_transformer
@@ -128,6 +131,15 @@ def test_bit_takes_any_size(tmp_path):
     expected = outputs(model, {'params': params}, images)['logits']
     np.testing.assert_array_equal(outputs(loaded, variables, images)['logits'], expected)
     assert 'logits' in outputs(*vit_jax.load(tmp_path / 'bit.npz', (40, 24), 8), images)
+
+
+def test_views_of_a_run_have_the_other_size_too():
+    views = {'image': (2, 8, 8, 1), 'mask': (2, 8, 8), 'local_image': (2, 4, 4, 1), 'label': ()}
+    spec = {name: ArraySpec(shape, np.dtype(np.uint8)) for name, shape in views.items()}
+    run = TrainedModel.from_file({}, {'name': 'dinov2'}, (8, 8), 'a test')
+    changed = example_spec(dataclasses.replace(run, spec=spec), (16, 12))
+    shapes = {name: entry.shape for name, entry in changed.items()}
+    assert shapes == views | {'image': (2, 16, 12, 1), 'mask': (2, 16, 12)}
 
 
 @pytest.mark.parametrize('suffix', ['', '/checkpoints', '/checkpoints/10', '@10'])

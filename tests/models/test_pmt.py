@@ -131,6 +131,10 @@ def test_files_are_read_and_written_bit_for_bit(golden, folder, tmp_path):
     again = interop.read(tmp_path / 'ours')
     assert again.model_config == trained.model_config
     assert again.task_config == trained.task_config and again.transforms == trained.transforms
+    shifted = jax.tree.map(lambda x: x + 1, trained.collections)  # the original is no copy of it
+    interop.write(dataclasses.replace(trained, collections=shifted), tmp_path / 'shifted')
+    again = interop.read(tmp_path / 'shifted')
+    assert shifted and jax.tree.all(jax.tree.map(np.array_equal, again.collections, shifted))
 
 
 def test_the_encoder_may_be_another_file(golden, folder, tmp_path):

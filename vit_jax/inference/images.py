@@ -424,12 +424,15 @@ def arbitrary_size(trained: TrainedModel) -> Size:
 
 
 def example_spec(trained: TrainedModel, size: Size) -> Spec:
-    """Return the arrays of one example of the training data, with images of this size."""
+    """Return the arrays of one example of the training data, images or views of this size."""
     if 'image' not in trained.spec:
         return trained.spec or {'image': ArraySpec((*size, trained.channels), np.dtype(np.uint8))}
-    before = trained.spec['image'].shape[:2]
+    *views, height, width, _ = trained.spec['image'].shape
+    before, after = (*views, height, width), (*views, *size)
     return {
-        name: ArraySpec((*size, *s.shape[2:]), s.dtype) if s.shape[:2] == before else s
+        name: ArraySpec((*after, *s.shape[len(after) :]), s.dtype)
+        if s.shape[: len(before)] == before
+        else s
         for name, s in trained.spec.items()
     }
 

@@ -286,9 +286,9 @@ def _is_same(stored: TrainedModel, other: TrainedModel) -> bool:
         (m.model_config, m.task_config, m.transforms, m.image_size, m.class_names)
         for m in (stored, other)
     ]
-    stored_params, other_params = param_paths(stored.params), param_paths(other.params)
+    stored_arrays, other_arrays = param_paths(stored.variables), param_paths(other.variables)
     return (
         settings[0] == settings[1]
-        and stored_params.keys() == other_params.keys()
-        and all(np.array_equal(stored_params[name], other_params[name]) for name in stored_params)
+        and stored_arrays.keys() == other_arrays.keys()
+        and all(np.array_equal(stored_arrays[name], other_arrays[name]) for name in stored_arrays)
     )
