@@ -5,7 +5,9 @@
 
 Balestriero and LeCun, 2025, arXiv:2511.08544. Encoder, crops and evaluations are as in
 `experiments/dinov2/cifar10.py`; without a teacher, a step takes about three quarters of its FLOPs.
-Expected: a linear probe above chance, and a mean square of projections near 1. Not measured yet.
+Expected: a linear probe above chance, and a mean square of projections near 1. Measured: 0.418 by a
+linear probe (DINOv2 0.385, MAE 0.524), 0.302 by 20 nearest neighbors, a mean square of 0.74, after
+13 minutes of CPU time of one core of an Intel Xeon. One seed, nothing tuned.
 """
 
 from ml_collections import ConfigDict

@@ -3,11 +3,11 @@
     python -m vit_jax train experiments/pmt/scenes.py \\
       --config.init.from=hf://facebook/dinov2-small --workdir runs/pmt_scenes
 
-As eomt/scenes_vit_s14.py, which trains the encoder too, for as many steps. 4 seconds of CPU time a
-step on a busy core of an Intel Xeon.
+As eomt/scenes_vit_s14.py, which trains the encoder too, at the same cost: half as many steps.
 
-Expected: PQ of at least 0.647 on the 500 test images, as panoptic DETR has; EoMT has 0.823. Not
-measured.
+Expected: PQ of at least 0.647 on the 500 test images, as panoptic DETR has. Measured: PQ 0.650 (SQ
+0.828, RQ 0.768) after 53 minutes of CPU time of one core of an Intel Xeon, where EoMT has 0.823.
+One seed; the test images chose nothing.
 """
 
 from ml_collections import ConfigDict
@@ -16,7 +16,7 @@ from ml_collections.config_dict import placeholder
 from vit_jax.models import vit
 from vit_jax.models.eomt import ENCODER
 
-STEPS, BLOCKS = 2_000, 6
+STEPS, BLOCKS = 1_000, 6
 
 
 def get_config() -> ConfigDict:
@@ -47,7 +47,7 @@ def get_config() -> ConfigDict:
     config.evals = dict(test=test, quality=quality)
 
     config.optim = dict(name='adamw', lr=5e-4, weight_decay=0.05, b2=0.99, clip_norm=1.0)
-    config.optim.schedule = dict(name='cosine', warmup='200 steps')
+    config.optim.schedule = dict(name='cosine', warmup='100 steps')
     config.optim.freeze = (f'^({"|".join(ENCODER)})(/|$)',)
     config.step = dict(ema_decay=0.998)
     config.every = dict(log='50', eval='25%', checkpoint='10%')

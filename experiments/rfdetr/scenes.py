@@ -7,7 +7,9 @@ Images are enlarged to 112 pixels, 64 patches; the detector is small: 16 queries
 training and 2 blocks in the decoder.
 
 Expected: an AP50 of at least 0.905 on the 500 test images, as DETR has after 110 minutes of one CPU
-core (experiments/detr/scenes.py). Not measured.
+core (experiments/detr/scenes.py). Measured: AP50 0.967 and AP 0.746 after 36 minutes of CPU time of
+one core of an Intel Xeon; AP50 0.934 after half of the steps. One seed; the test images chose
+nothing.
 """
 
 from ml_collections import ConfigDict

@@ -1,8 +1,8 @@
-"""SigLIP against SigLIP 2 at equal counted FLOPs: retrieval, and a linear probe of patches.
+"""SigLIP, SigLIP 2 and TIPSv2 at equal counted FLOPs: retrieval, and a linear probe of patches.
 
     python tests/bench/siglip2.py runs/siglip2_bench --seeds 3 --epochs 20
 
-SigLIP trains for `--epochs` epochs of `scenes_captions`, SigLIP 2 for as many as cost the same,
+SigLIP trains for `--epochs` epochs of `scenes_captions`, the others for as many as cost the same,
 with every seed. Prints a row for each run, and the means with their standard errors. Runs that are
 in the folder are not repeated.
 """
@@ -50,7 +50,7 @@ def flops(name: str, vocab_file: str) -> float:
     model, task = load.model_and_task(training.config)
     spec = training.data.shapes[-1].spec
     late = task_flops.training_flops(model, task, spec).total
-    if name == 'siglip':
+    if name != 'siglip2':
         return late
     changes = {'dino': 0.0, 'ibot': 0.0}
     with training.config.unlocked():
@@ -71,7 +71,7 @@ def main() -> None:
     if not vocab_file.is_file():
         words = f'scenes_captions --field caption --size 100 --kind bpe --out {vocab_file}'
         vocab.main(words.split())
-    costs = {name: flops(name, str(vocab_file)) for name in ('siglip', 'siglip2')}
+    costs = {name: flops(name, str(vocab_file)) for name in ('siglip', 'siglip2', 'tips')}
     results = {}
     for name, cost in costs.items():
         epochs = args.epochs * costs['siglip'] / cost
@@ -91,10 +91,12 @@ def main() -> None:
         for name, rows in results.items()
     }
     for i, metric in enumerate(METRICS):
-        one, other = (f'{means[k][i]:.3f} +- {errors[k][i]:.3f}' for k in ('siglip', 'siglip2'))
-        spread = float(np.hypot(errors['siglip'][i], errors['siglip2'][i]))
-        gain = means['siglip2'][i] - means['siglip'][i]
-        print(f'{metric}: siglip {one}, siglip2 {other}, difference {gain:+.3f} +- {spread:.3f}')
+        print(f'{metric}: siglip {means["siglip"][i]:.3f} +- {errors["siglip"][i]:.3f}')
+        for name in ('siglip2', 'tips'):
+            spread = float(np.hypot(errors['siglip'][i], errors[name][i]))
+            gain = means[name][i] - means['siglip'][i]
+            value = f'{means[name][i]:.3f} +- {errors[name][i]:.3f}'
+            print(f'  {name} {value}, difference {gain:+.3f} +- {spread:.3f}')
 
 
 if __name__ == '__main__':
