@@ -189,7 +189,7 @@ def parse_classes(text: str) -> tuple[int, ...]:
 
 
 def add_report(prepared: Any, args: argparse.Namespace, flag: str) -> tuple[Any, Any]:
-    """Add a confusion matrix to the first evaluation, unless one measures objects.
+    """Add a confusion matrix to the task's first evaluation, unless one measures objects.
 
     Args:
       prepared: Evaluations to run.
@@ -214,7 +214,10 @@ def add_report(prepared: Any, args: argparse.Namespace, flag: str) -> tuple[Any,
     if not prepared.trained.task.predicts:
         name = prepared.trained.settings.task.name
         raise UserError(f'{flag} needs predicted classes: task {name!r} does not predict any')
-    (title, measured), evaluator = next(iter(prepared.evaluations.items())), confusion.Evaluator()
+    entries = prepared.evaluations.items()
+    by_task = (entry for entry in entries if entry[1].evaluator is None)
+    title, measured = next(by_task, next(iter(entries)))
+    evaluator = confusion.Evaluator()
     try:
         evaluator.open(measured.data)
     except UserError as e:
