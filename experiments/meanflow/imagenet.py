@@ -8,7 +8,8 @@ one step: an FID of 50,000 samples of 3.11 (B/16), 2.50 (L/16) and 2.11 (H/16). 
 project.
 
 By `preflight`, a step of B/16 takes at least 75 ms and 8.8 GiB a chip on v5e:8x8 (320 epochs 536
-chip-hours), 239 ms and 47.2 GiB on h100:8 (213); L/16 263 ms and 14.3 GiB on v5e:8x8 (1,871).
+chip-hours), 239 ms and 47.2 GiB on h100:8 (213); L/16 263 ms and 14.3 GiB on v5e:8x8 (1,871),
+B/32 88 ms and 9.5 GiB (624).
 
 Differences from the authors' code: no perceptual losses (LPIPS 0.4 and ConvNeXt 0.1 there, without
 which the published FID is not to be expected); half of the examples have a span of 0 by chance,
