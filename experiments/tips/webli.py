@@ -13,8 +13,10 @@ pixels; the authors end with a stage of 448.
 arXiv:2410.16512 and arXiv:2604.12012: 116 million images of WebLI, which are private. Sizes of
 towers, texts and positions are those of the released models. Rate, decay, crops, prototypes and
 momentum are those of `siglip2/webli.py`, not the authors'. Scores of all patches, batch x 256 x
-prototypes, are held at once: choose `batch_size` and `prototypes` for your devices. Expected:
-depends on the data. Not measured by this project. Differences: docs/recipes.md.
+prototypes, are held at once: choose `batch_size` and `prototypes` for your devices. By `preflight`,
+v5e:8x8 holds 11,264 examples a step of B/14 with `--config.model.remat=nothing` and
+`--config.parallel.fsdp=64`; a step takes at least 2.3 s. Expected: depends on the data. Not
+measured by this project. Differences: docs/recipes.md.
 """
 
 from ml_collections import ConfigDict
