@@ -13,8 +13,8 @@ run for a tenth of its steps with only the loss of SigLIP, on images of any aspe
 1,024 patches; the paper branches off after 90 % of a run.
 
 Tschannen et al., 2025, arXiv:2502.14786: 40 billion examples, 32,768 a step, on up to 2,048 TPU
-v5e. By `preflight`, 64 of them (v5e:8x8) hold 6,144 examples a step of B/16 with
-`--config.model.remat=nothing --config.parallel.fsdp=64`; a step takes at least 2.2 s. Expected for
+v5e. By `preflight`, 64 of them (v5e:8x8) hold 4,096 examples a step of B/16 with
+`--config.model.remat=nothing --config.parallel.fsdp=8`; a step takes at least 387 ms. Expected for
 B/16, as published for the authors' data: ImageNet, zero-shot 79.1 %. Not measured by this project.
 Differences: docs/recipes.md.
 """
