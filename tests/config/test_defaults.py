@@ -126,3 +126,22 @@ def test_flat_fields_of_earlier_versions_are_no_difference(config: ConfigDict) -
 def test_mistakes_in_groups_of_the_model(config: ConfigDict, override: str) -> None:
     with pytest.raises(UserError, match=r'config\.model'):
         load.override(config, [override])
+
+
+@pytest.mark.parametrize(('place', 'key'), [('evals', 'test'), ('data', ''), ('optim', '')])
+def test_a_damaged_config_names_the_place_of_a_missing_key(
+    config: ConfigDict, place: str, key: str
+) -> None:
+    groups = config.to_dict()
+    section = groups[place][key] if key else groups[place]
+    missing = 'name' if place == 'optim' else 'split'
+    del section[missing]
+    with pytest.raises(UserError, match=rf"config.{place}.*'{missing}'"):
+        load.to_run(ConfigDict(groups))
+
+
+def test_a_number_in_place_of_a_group_of_the_model_is_refused(config: ConfigDict) -> None:
+    damaged = ConfigDict(config.to_dict())
+    damaged.model.block = 0.5
+    with pytest.raises(UserError, match=r'config\.model\.block'):
+        list(defaults.function_changes(config, damaged))

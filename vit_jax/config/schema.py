@@ -257,8 +257,8 @@ def make_section(cls: type[Section], group: Group, location: str, strict: bool =
         out.
 
     Raises:
-      UserError: for a value that is out of range, or no group in place of a section; if `strict`,
-        for a missing or unknown key, or a value of another type.
+      UserError: for a value that is out of range, a missing key, or no group in place of a section;
+        if `strict`, for an unknown key, or a value of another type.
     """
     _require_group(group, location)
     if strict:
@@ -281,6 +281,9 @@ def make_section(cls: type[Section], group: Group, location: str, strict: bool =
         values[defaults[key].name] = to_plain(value)
     if OPTIONS in getattr(cls, '__dataclass_fields__', {}):
         values[OPTIONS] = remaining
+    required = [key for key, p in defaults.items() if p.default is p.empty]
+    if missing := [key for key in required if defaults[key].name not in values]:
+        _require_none(missing, location)
     try:
         return cls(**values)
     except UserError as e:

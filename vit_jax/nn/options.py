@@ -309,6 +309,8 @@ def regroup(cls: type, *fields: Mapping[str, Any]) -> dict[str, Any]:
                 continue
             for key in reversed(keys):
                 item = {key: item}
+            if not is_group(item) and not hasattr(item, 'items'):
+                raise UserError(f'config.model.{group}={item!r}: expected a group of keys')
             _update(merged.setdefault(group, {}), item)
     return merged
 
