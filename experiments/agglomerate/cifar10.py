@@ -12,7 +12,7 @@ teachers. Other teachers: `--config.task.teachers`, with their widths in `summar
 `patch_widths`. Expected: 20 nearest neighbors above those of a student of DINOv2 alone. Measured
 with a ViT-S/14 and a small classifier for 40,000 examples, 7 minutes of one core of an Intel Xeon,
 one seed: 0.446, of the ViT-S/14 alone 0.326, of the classifier alone 0.451
-(docs/several_teachers.md). The recipe as it stands is not measured.
+(experiments/README.md). The recipe as it stands is not measured.
 """
 
 import pathlib

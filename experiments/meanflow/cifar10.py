@@ -8,7 +8,7 @@
 Lu et al., 2026, arXiv:2601.22158, in the size of `experiments/jit/cifar10.py`. The features of the
 Frechet distance are a classifier's, a run of `experiments/vit/cifar10.py`. Expected: colors and
 outlines of the classes. The recipe as it stands is not measured; a smaller model after 215 steps
-stays far behind JiT's (docs/meanflow.md).
+stays far behind JiT's (experiments/README.md).
 """
 
 from ml_collections import ConfigDict
