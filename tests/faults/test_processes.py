@@ -663,6 +663,27 @@ def test_a_process_that_is_lost_when_all_is_done_changes_nothing(repo):
     assert not [line for line in output.splitlines() if 'Gloo' not in line]
 
 
+REPORTS_LATE = """
+import os
+import jax
+from vit_jax.runtime import process, processes
+def shutdown():
+    raise RuntimeError('a process was lost')
+jax.distributed.shutdown = shutdown
+os._exit = lambda code, end=os._exit: (os.write(2, b'a report'), end(code))
+processes._job.client = object()
+process.exit_if_threads_hang(0)
+"""
+
+
+@pytest.mark.fault(46)
+def test_reports_of_a_loss_after_all_is_done_are_not_shown(repo):
+    """Threads of the coordination service still wrote when standard error was shown again."""
+    pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.STDOUT, 'text': True}
+    ended = finish(forked.start([], environment(), code=REPORTS_LATE, cwd=repo, **pipes))
+    assert ended == (0, '')
+
+
 @pytest.mark.fault(46)
 def test_a_process_that_hangs_ends_the_job_after_the_step_timeout(hanging):
     folder, process = hanging

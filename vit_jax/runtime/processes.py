@@ -374,7 +374,8 @@ def leave(code: int) -> bool:
     """Leave the job after all work; return False if a process was lost since then.
 
     Output is suppressed: the coordination service would print a long report that no longer matters,
-    and JAX's exit would end in a traceback.
+    and JAX's exit would end in a traceback. After a loss it stays suppressed, since threads of the
+    service go on with their report until the process ends.
 
     Args:
       code: Exit code, also if the loss of a process ends this one at once.
@@ -382,15 +383,18 @@ def leave(code: int) -> bool:
     global _stderr, _final_code
     if _job.client is None:
         return True
+    sys.stderr.flush()
     _stderr, _final_code = os.dup(2), code
     faulthandler.dump_traceback_later(BARRIER_SECONDS + EXIT_SECONDS, exit=True, file=_stderr)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     try:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         jax.distributed.shutdown()
     except RuntimeError:
         return False
-    finally:
+    except BaseException:
         os.dup2(_stderr, 2)
+        raise
+    os.dup2(_stderr, 2)
     return True
 
 
