@@ -282,9 +282,13 @@ def write(row: Row, folder: pathlib.Path) -> pathlib.Path:
         about = next(iter(json.loads(timm_swin_cr.GOLDEN.read_text()).values()))
         files.write_safetensors(path, timm_forms.parameters(about['shapes']), about['config'])
         return path
-    model = OTHERS[row.model][0] if row.model in OTHERS else MODELS[row.model]
-    interop.write(trained(model), f'{row.prefix}{path}')
+    interop.write(trained(model_of(row)), f'{row.prefix}{path}')
     return path
+
+
+def model_of(row: Row) -> Any:
+    """The model of a family's row."""
+    return OTHERS[row.model][0] if row.model in OTHERS else MODELS[row.model]
 
 
 def model_name(row: Row) -> str:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import released, timm_images, transformers_forms, transformers_models
+from helpers import doors, released, timm_images, transformers_forms, transformers_models
 from helpers.messages import mentions
 from helpers.round_trips import anew
 from PIL import Image
@@ -39,6 +39,9 @@ TIMM_CROP = (
     "drop_alpha|resize_small(248, 'bicubic', rounding='down')"
     "|central_crop((224, 224), rounding='even')"
 )
+WITH_PROCESSOR = [
+    row for row in doors.rows() if row.form == 'transformers' and row.model != 'text_encoder'
+]
 EDGE_CROP = "drop_alpha|resize_small(256, 'bicubic', rounding='down')|central_crop((224, 224))"
 
 
@@ -325,7 +328,23 @@ def test_a_file_and_what_is_made_of_it_have_the_same_transforms(tmp_path):
         ),
         tmp_path / 'c',
     )
-    assert 'unlike the run: random_crop(9)' in notes[0]
+    assert 'this model with random_crop(9): predictions differ' in notes[0]
+
+
+@pytest.mark.parametrize('row', WITH_PROCESSOR, ids=[row.name for row in WITH_PROCESSOR])
+def test_files_that_prepare_images_otherwise_say_so(row, tmp_path):
+    """Each kind of file, for images that are squashed, cropped, padded, cut or as they are."""
+    texts = 'resize(32)', 'resize_small(32)|central_crop(32)', 'resize_small(64, max=107)'
+    photo = np.random.default_rng(0).integers(0, 256, (46, 63, 3), np.uint8)
+    trained = doors.trained(doors.model_of(row))
+    for n, text in enumerate((*texts, 'fit_patches(4, 36)', 'sliding_windows(32)')):
+        data = {**trained.config.data, 'transforms': text}
+        notes = interop.write(trained.with_groups(data=data), tmp_path / str(n))
+        wanted, restored = (
+            parse_transforms(each)({'image': photo}, np.random.default_rng(0))['image']
+            for each in (text, interop.read(tmp_path / str(n)).transforms)
+        )
+        assert np.array_equal(wanted, restored) or any('prepare images' in x for x in notes), text
 
 
 def test_predict_reads_images_as_the_file_says(tmp_path):

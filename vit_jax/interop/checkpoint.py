@@ -164,21 +164,24 @@ def _with_preparation(imported: TrainedModel) -> TrainedModel:
 
 
 def _with_transforms(written: Written, text: str) -> Written:
-    """Add a preprocessor that makes images like the model's own transforms."""
+    """Add a preprocessor that makes images like the model's own transforms, or a note."""
     processor = written.preprocessor or {}
     if (written.config or {}).get('num_channels') == 1:
         note = 'transformers opens files in color: pass gray arrays [H, W, 1] to its processor'
         written = written._replace(notes=(*written.notes, note))
-    if processor.get('image_processor_type') != 'ViTImageProcessor':  # none, or set by the family
+    if not processor:
         return written
-    if keys := preprocessing.transformers_keys(text):
-        merged = processor | keys
-        notes = preprocessing.differences(text, {normalization.PREPROCESSOR: merged})
-        return written._replace(preprocessor=merged, notes=(*written.notes, *notes))
-    if not re.search('resize|crop', text):
-        return written
-    note = f'preprocessor_config.json resizes whole images, unlike the run: {text}'
-    return written._replace(notes=(*written.notes, note))
+    if processor.get('image_processor_type') == 'ViTImageProcessor':  # not set by the family
+        written = written._replace(preprocessor=processor | preprocessing.transformers_keys(text))
+    notes = preprocessing.differences(text, _restored_transforms(written))
+    return written._replace(notes=(*written.notes, *notes))
+
+
+def _restored_transforms(written: Written) -> str:
+    """Read the transforms that a model has when it is read again from its files."""
+    extra = {**(written.config or {}), normalization.PREPROCESSOR: written.preprocessor}
+    reader = families.reader(written.arrays, kind=extra.get('model_type') or '')
+    return _add_transforms(reader.read(dict(written.arrays), extra), extra).transforms
 
 
 def _require_sound(imported: TrainedModel) -> None:

@@ -40,7 +40,7 @@ _UNCROPPED = 384  # pixels; transformers' ConvNeXts do not crop from this size o
 # Keys of files that describe how images are resized.
 _RESIZING = {'size', 'crop_size', 'crop_pct', 'interpolation', 'input_size', 'resample'}
 # Substrings of names of transforms that change the geometry of an image.
-_MOVES = re.compile('resize|crop|flip|pad_and|rotate|patches')
+_MOVES = re.compile('resize|crop|flip|pad_and|rotate|patches|windows')
 _FITS = {'resize': '', 'resize_cover': 'cover', 'resize_within': 'within'}
 
 
@@ -251,26 +251,39 @@ def _size_before_crop(size: Size, share: float) -> Size:
     return math.floor(size[0] / share), math.floor(size[1] / share)
 
 
-def differences(text: str, files: Mapping[str, Any]) -> tuple[str, ...]:
-    """Note if written files make different images than the transforms, apart from transparency.
+def differences(text: str, file_text: str) -> tuple[str, ...]:
+    """Note if written files prepare images in a different way, apart from transparency.
 
     Args:
-      text: Transforms.
-      files: Contents of the files, in the form of the `extra` of `files.read_arrays`.
+      text: Transforms of the model.
+      file_text: Transforms of the same model read from its files.
     """
-    recipe, file_recipe = parse_recipe(text), read_recipe(files, None)
-    restored = parse_recipe(file_recipe.text) if file_recipe else None
-    if (
-        recipe is None
-        or restored is None
-        or restored._replace(drops_alpha=recipe.drops_alpha) == recipe
-    ):
+    steps, file_steps = _geometry(text), _geometry(file_text)
+    if not steps or steps == file_steps:
         return ()
-    file_transforms = restored._replace(drops_alpha=False).text
+    is_rounding = [*map(_without_rounding, steps)] == [*map(_without_rounding, file_steps)]
+    effect = 'up to one pixel off' if is_rounding else 'predictions differ'
     return (
-        f'the files prepare images with {file_transforms}, this model with {text}: up to one '
-        'pixel off',
+        f'the files prepare images with {file_text or "nothing"}, this model with {text}: {effect}',
     )
+
+
+def _geometry(text: str) -> list[dict[str, Any]]:
+    """Return names and arguments of the transforms that change the geometry of images."""
+    steps: list[dict[str, Any]] = []
+    for node in signatures.parse_transforms(text):
+        if not _MOVES.search(name := signatures.function_name(node)):
+            continue
+        args = parse.arguments_of(text, name) or {}
+        size = height_width(args['size']) if 'size' in args else None
+        is_resized = steps and (steps[-1]['name'], steps[-1]['size']) == ('resize', size)
+        if not (name == 'central_crop' and is_resized):
+            steps.append({**args, 'name': name, 'size': size})
+    return steps
+
+
+def _without_rounding(step: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in step.items() if key != 'rounding'}
 
 
 def config_resampling(config: Mapping[str, Any]) -> str:

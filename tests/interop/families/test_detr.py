@@ -15,6 +15,7 @@ from vit_jax.data.transforms import parse_transforms
 from vit_jax.errors import UserError
 from vit_jax.interop import adapt, families
 from vit_jax.interop.families import authors_detr, detr
+from vit_jax.interop.normalization import PREPROCESSOR
 
 COLORS = {'mean': (0.485, 0.456, 0.406), 'std': (0.229, 0.224, 0.225)}
 write = detr.WRITERS['detr', 'transformers']
@@ -265,20 +266,14 @@ def test_the_names_of_the_authors_are_written(flat, is_panoptic):
         authors_detr.write(dilated)
 
 
-def test_images_that_transformers_resizes_otherwise_are_said(flat):
-    imported = detr.read(flat, EXTRA).with_groups(
-        data={'source': 'digits', 'split': 'train', 'transforms': 'resize_small(24, max=40)'}
-    )
-    assert any('rounds the longer side' in note for note in write(imported).notes)
-
-
 def test_images_that_a_run_does_not_resize_are_kept(flat):
     imported = detr.read(flat, EXTRA).with_groups(
         data={'source': 'digits', 'split': 'train', 'transforms': 'pad_objects(9)'}
     )
     written = write(imported)
     assert not written.preprocessor['do_resize']
-    assert any('keeps the size' in note for note in written.notes)
+    extra = {**written.config, PREPROCESSOR: written.preprocessor}
+    assert detr.read(written.arrays, extra).transforms == 'drop_alpha'
 
 
 def test_sizes_of_images_in_older_files(flat):

@@ -40,12 +40,6 @@ def transformers(imported: TrainedModel) -> Written:
     arrays = add_statistics(torch_layout.write(names.flatten(imported.params), TABLE))
     resize = resize_keys(imported.transforms)
     notes = []
-    if resize is None:
-        notes.append('without resize_small(...), preprocessor_config.json keeps the size of images')
-    elif resize.pop('rounding') != 'down':
-        notes.append(
-            'transformers rounds the longer side of images down, this model rounds to the nearest'
-        )
     if panoptic:
         arrays = {
             name if name.startswith(('mask_head', 'bbox_attention')) else f'detr.{name}': array
@@ -152,9 +146,7 @@ def add_statistics(arrays: Flat) -> Flat:
 
 
 def resize_keys(transforms: str) -> dict[str, Any] | None:
-    """Return transformers' keys for resizing images, and `rounding`, which has no key there; None
-    if images are not resized.
-    """
+    """Return transformers' keys for resizing images; None if images are not resized."""
     resize_args = parse.arguments_of(transforms, 'resize_small')
     if resize_args is None:
         return None
@@ -162,7 +154,6 @@ def resize_keys(transforms: str) -> dict[str, Any] | None:
     return {
         'size': {'shortest_edge': resize_args['size'], 'longest_edge': longest},
         'resample': pillow.METHODS[resize_args['method']].value,
-        'rounding': resize_args['rounding'],
     }
 
 

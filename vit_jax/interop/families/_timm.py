@@ -353,7 +353,8 @@ def image_keys(transforms: str, size: Size) -> tuple[dict[str, Any], tuple[str, 
             notes.append(f'timm cannot express these transforms: {transforms}')
         return {}, tuple(notes)
     files = {'pretrained_cfg': keys | {'input_size': [3, *size], 'mean': [0.5]}}
-    return keys, (*notes, *preprocessing.differences(transforms, files))
+    recipe = preprocessing.read_recipe(files, None)
+    return keys, (*notes, *preprocessing.differences(transforms, recipe.text if recipe else ''))
 
 
 def _architecture(model: Fields) -> str:

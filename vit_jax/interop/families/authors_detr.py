@@ -59,10 +59,9 @@ def write(trained: TrainedModel) -> Written:
         'dropout': model['dropout'],
         **class_names_config(trained.class_names, model['num_classes']),
     }
-    resize = _detr.resize_keys(trained.transforms) or {}
-    resize.pop('rounding', None)
+    resize = _detr.resize_keys(trained.transforms)
     channels = trained.params['backbone']['root']['conv']['kernel'].shape[2]
-    return Written(arrays, config, (), _detr.preprocessor(trained, channels, resize or None))
+    return Written(arrays, config, (), _detr.preprocessor(trained, channels, resize))
 
 
 WRITERS = {(name, 'authors'): write for name in ('detr', 'detr_panoptic')}

@@ -88,6 +88,8 @@ def _read(parts: Flat, heads: tuple[int, int], source: str) -> Flat:
 
 def _images(preprocessor: Mapping[str, Any]) -> tuple[tuple[int, int], str]:
     """Return the size of images and their transforms, by default the authors'."""
+    if not preprocessor.get('do_resize', True):
+        return (_SHORT, _LONG), 'drop_alpha'
     size, method = preprocessor.get('size', {}), preprocessing.config_resampling(preprocessor)
     named = '' if method == 'bilinear' else f', {method!r}'
     if not isinstance(size, Mapping):  # old files only have the shorter side
