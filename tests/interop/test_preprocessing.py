@@ -333,11 +333,11 @@ def test_a_file_and_what_is_made_of_it_have_the_same_transforms(tmp_path):
 
 @pytest.mark.parametrize('row', WITH_PROCESSOR, ids=[row.name for row in WITH_PROCESSOR])
 def test_files_that_prepare_images_otherwise_say_so(row, tmp_path):
-    """Each kind of file, for images that are squashed, cropped, padded, cut or as they are."""
+    """Each kind of file, for images that are squashed, cropped or keep their shape."""
     texts = 'resize(32)', 'resize_small(32)|central_crop(32)', 'resize_small(64, max=107)'
     photo = np.random.default_rng(0).integers(0, 256, (46, 63, 3), np.uint8)
     trained = doors.trained(doors.model_of(row))
-    for n, text in enumerate((*texts, 'fit_patches(4, 36)', 'sliding_windows(32)')):
+    for n, text in enumerate(texts):
         data = {**trained.config.data, 'transforms': text}
         notes = interop.write(trained.with_groups(data=data), tmp_path / str(n))
         wanted, restored = (

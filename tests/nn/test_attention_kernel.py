@@ -17,7 +17,7 @@ LAYOUTS = ('qk v', 'q kv', 'q k v')
 blocks = functools.partial(kernel, block=128)
 
 
-def plain(projected, num_heads, mask=None, segments=None, causal=False, kept=None, rate=0.0):
+def plain(projected, num_heads, mask=None, segments=None, causal=False, keep_mask=None, rate=0.0):
     width = sum(x.shape[-1] for x in projected) // 3
     parts = [y for x in projected for y in jnp.split(x, x.shape[-1] // width, axis=-1)]
     heads = [x.reshape(*x.shape[:2], num_heads, -1).swapaxes(1, 2) for x in parts]
@@ -28,8 +28,8 @@ def plain(projected, num_heads, mask=None, segments=None, causal=False, kept=Non
         seen = other if seen is None else seen & other
     query, key, value = heads
     weights = attention_weights(query, key, seen)
-    if kept is not None:
-        weights = jnp.where(kept, weights / (1 - rate), 0.0)
+    if keep_mask is not None:
+        weights = jnp.where(keep_mask, weights / (1 - rate), 0.0)
     out = attend(weights, value).swapaxes(1, 2)
     return out.reshape(*out.shape[:2], width)
 
@@ -141,9 +141,9 @@ def test_queries_see_the_keys_of_their_segment(queries, keys, layout, causal):
 )
 def test_weights_are_dropped(tokens, keys, num_heads, size, layout, options):
     projected = random(2, tokens, num_heads, size, layout=layout, keys=keys)
-    kept = np.random.default_rng(2).random((2, num_heads, tokens, keys)) < 0.7
-    kept[0, 0, 0] = False
-    options = {'kept': jnp.asarray(kept), 'rate': 0.3, **options}
+    keep_mask = np.random.default_rng(2).random((2, num_heads, tokens, keys)) < 0.7
+    keep_mask[0, 0, 0] = False
+    options = {'keep_mask': jnp.asarray(keep_mask), 'rate': 0.3, **options}
     found = value_and_gradient(kernel, projected, num_heads, **options)
     expected = value_and_gradient(plain, projected, num_heads, **options)
     assert_equal(found, expected)
@@ -212,7 +212,7 @@ def test_examples_do_not_see_each_other():
         (50, 50, 4, 80, 'qkv', {'causal': True}),
         (100, 850, 8, 32, 'q k v', {'mask': jnp.ones((2, 850), bool)}),
         (64, 64, 8, 64, 'qk v', {'mask': jnp.ones((2, 64), bool), 'causal': True}),
-        (100, 850, 8, 32, 'q k v', {'kept': jnp.ones((2, 8, 100, 850), bool), 'rate': 0.1}),
+        (100, 850, 8, 32, 'q k v', {'keep_mask': jnp.ones((2, 8, 100, 850), bool), 'rate': 0.1}),
         (256, 256, 3, 64, 'qkv', {'segments': Segments(*2 * [jnp.ones((2, 256), int)])}),
     ],
 )
@@ -236,8 +236,8 @@ def test_memory_grows_with_tokens_and_width():
     ]
     assert sizes == sorted(set(sizes))
     assert vmem_bytes(577, 577, 768, 12, 2) < vmem_bytes(577, 577, 1024, 16, 2)
-    kept = vmem_bytes(577, 577, 768, 12, 2, drops=True) - vmem_bytes(577, 577, 768, 12, 2)
-    assert kept > 2 * 12 * 577 * 577
+    dropout = vmem_bytes(577, 577, 768, 12, 2, drops=True) - vmem_bytes(577, 577, 768, 12, 2)
+    assert dropout > 2 * 12 * 577 * 577
 
 
 @pytest.mark.slow
@@ -264,9 +264,9 @@ def test_blocks_of_queries(tokens, keys, num_heads, size, layout, masked, causal
 @pytest.mark.slow
 def test_blocks_drop_weights_and_know_segments():
     projected = random(2, 200, 4, 64)
-    kept = jnp.asarray(np.random.default_rng(2).random((2, 4, 200, 200)) < 0.7)
+    keep_mask = jnp.asarray(np.random.default_rng(2).random((2, 4, 200, 200)) < 0.7)
     number = jnp.asarray(np.repeat([[1, 2, 3, 0], [1, 1, 1, 1]], 50, axis=1))
-    options = {'segments': Segments(number, number), 'kept': kept, 'rate': 0.3}
+    options = {'segments': Segments(number, number), 'keep_mask': keep_mask, 'rate': 0.3}
     found = value_and_gradient(blocks, projected, 4, **options)
     assert_equal(found, value_and_gradient(plain, projected, 4, **options), atol=1e-5)
 

@@ -88,20 +88,20 @@ class Finder(argcomplete.CompletionFinder):
         return keys
 
 
-def override_flags(words: Sequence[str] = ()) -> list[str]:
+def override_flags(args: Sequence[str] = ()) -> list[str]:
     """List `--config.KEY=` for every key of the trainer, and of the model and task of a config.
 
     Args:
-      words: Command line, which may name a recipe, and override the names of its model and task.
+      args: Command line, which may name a recipe, and override the names of its model and task.
     """
     from vit_jax.config import run
 
     keys = list(_list_keys(run.Run))
-    recipes = [tree for word in words if (tree := _parse_recipe(word.partition(':')[0]))]
+    recipes = [tree for word in args if (tree := _parse_recipe(word.partition(':')[0]))]
     table = json.loads(KEYS.read_text())
     for section, by_name in table.items():
         flag = f'{OVERRIDE}{section}.name='
-        names = [word.removeprefix(flag) for word in words if word.startswith(flag)][-1:]
+        names = [word.removeprefix(flag) for word in args if word.startswith(flag)][-1:]
         names = names or [n for tree in recipes for n in _find_names(tree, section) if n in by_name]
         keys += [f'{section}.{key}' for name in names for key in by_name.get(name, ())]
     return [f'{OVERRIDE}{key}=' for key in dict.fromkeys(keys)]

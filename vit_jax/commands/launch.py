@@ -247,7 +247,7 @@ def _cloud_job_fields(args: argparse.Namespace, command: Sequence[str]) -> dict[
     if shape and args.launcher != 'gke' and shape != cloud_tpu.topology(tpu):
         raise UserError(f'launch: --tpu {args.tpu}: only launch gke offers this shape of {tpu}')
     return {
-        'words': command,
+        'args': command,
         'name': _job_name(args, command),
         'tpu': tpu,
         'spot': args.spot,

@@ -67,7 +67,7 @@ class CloudJob:
     """A command to run on Cloud TPUs, with its resources.
 
     Attributes:
-      words: Command, such as `['train', '--config', ...]`.
+      args: Command, such as `['train', '--config', ...]`.
       name: Name of the job.
       tpu: Type of a slice, such as `v5litepod-16`.
       spot: Whether it may be preempted, at a lower price.
@@ -77,7 +77,7 @@ class CloudJob:
 
     launcher: ClassVar[str]
 
-    words: Sequence[str]
+    args: Sequence[str]
     name: str
     tpu: str
     _: dataclasses.KW_ONLY
@@ -94,7 +94,7 @@ class CloudJob:
         """
         check_variables(self.launcher, self.env)
         check_data(self.launcher, self.env, hint)
-        command.require_bucket(self.launcher, self.words)
+        command.require_bucket(self.launcher, self.args)
 
 
 def parse_type(tpu: str) -> tuple[str, int]:

@@ -16,25 +16,25 @@ WRITERS = ('train', 'sweep')  # commands whose results are in their --workdir
 BUCKETS = ('gs://', 's3://')
 
 
-def for_processes(words: Sequence[str], processes: int) -> list[str]:
+def for_processes(args: Sequence[str], processes: int) -> list[str]:
     """Return the command line of each process of a job.
 
     Args:
-      words: Arguments after `vit_jax`, such as `['train', '--config', ...]`.
+      args: Arguments after `vit_jax`, such as `['train', '--config', ...]`.
       processes: Number of processes of the job.
 
     Raises:
       UserError: if the command runs in one process only.
     """
-    if processes == 1 or '--distributed' in words:
-        return list(words)
-    if not any(tuple(words[: len(prefix)]) == prefix for prefix in SEVERAL):
+    if processes == 1 or '--distributed' in args:
+        return list(args)
+    if not any(tuple(args[: len(prefix)]) == prefix for prefix in SEVERAL):
         valid = ', '.join(' '.join(prefix) for prefix in SEVERAL)
         raise UserError(
-            f'launch: {words[0]} runs in one process, and this would start {processes} '
+            f'launch: {args[0]} runs in one process, and this would start {processes} '
             f'(several can share: {valid})'
         )
-    return [*words, '--distributed']
+    return [*args, '--distributed']
 
 
 def require_installed(needed: Sequence[str], feature: str) -> None:
@@ -44,20 +44,20 @@ def require_installed(needed: Sequence[str], feature: str) -> None:
             raise extras.missing_error(feature, extra)
 
 
-def require_bucket(launcher: str, words: Sequence[str]) -> None:
+def require_bucket(launcher: str, args: Sequence[str]) -> None:
     """Check that the results of the command outlive its machine.
 
     Args:
       launcher: Name of the launcher, for the message.
-      words: Arguments after `vit_jax`, such as `['train', '--config', ...]`.
+      args: Arguments after `vit_jax`, such as `['train', '--config', ...]`.
 
     Raises:
       UserError: if its --workdir is a local folder.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    missing = '' if words[0] in WRITERS else None
+    missing = '' if args[0] in WRITERS else None
     parser.add_argument('--workdir', nargs='?', const='', default=missing)
-    workdir = parser.parse_known_args(list(words))[0].workdir
+    workdir = parser.parse_known_args(list(args))[0].workdir
     if workdir is not None and not workdir.startswith(BUCKETS):
         raise UserError(
             f'launch {launcher}: the machine is deleted when the job ends or is preempted, and '
@@ -65,11 +65,11 @@ def require_bucket(launcher: str, words: Sequence[str]) -> None:
         )
 
 
-def submit(words: Sequence[str], stdin: str, hint: str, environ: Mapping[str, str] = {}) -> str:
+def submit(args: Sequence[str], stdin: str, hint: str, environ: Mapping[str, str] = {}) -> str:
     """Run a program that submits a job and return what it prints.
 
     Args:
-      words: Arguments of the command line.
+      args: Arguments of the command line.
       stdin: Standard input of the program.
       hint: What to do without the program.
       environ: Environment variables of the program; by default this process's.
@@ -82,13 +82,13 @@ def submit(words: Sequence[str], stdin: str, hint: str, environ: Mapping[str, st
         environ.pop('PYTHONSAFEPATH', None)  # set by this program; a job inherits the rest
     try:
         process = subprocess.run(
-            words, input=stdin, capture_output=True, text=True, check=False, env=environ
+            args, input=stdin, capture_output=True, text=True, check=False, env=environ
         )
     except FileNotFoundError as e:
-        raise UserError(f'launch: {words[0]} was not found; {hint}') from e
+        raise UserError(f'launch: {args[0]} was not found; {hint}') from e
     if process.returncode:
         lines = (
             process.stderr.strip() or process.stdout.strip() or 'it gives no reason'
         ).splitlines()
-        raise UserError(f'launch: {words[0]} refused: {lines[-1]}')
+        raise UserError(f'launch: {args[0]} refused: {lines[-1]}')
     return process.stdout

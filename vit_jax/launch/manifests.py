@@ -86,7 +86,7 @@ def task(job: SkyJob) -> dict[str, Any]:
     job.check_command(MOUNT_HINT)
     cloud_tpu.check_locations('sky', {'--region': job.region, '--zone': job.zone})
     check_mounts('sky', job.mounts, ('gs', 's3'))
-    words = command.for_processes(job.words, cloud_tpu.hosts(job.tpu))
+    args = command.for_processes(job.args, cloud_tpu.hosts(job.tpu))
     mounts = {path: {'source': source, 'mode': 'MOUNT'} for path, source in job.mounts.items()}
     return {
         'name': job.name,
@@ -104,8 +104,8 @@ def task(job: SkyJob) -> dict[str, Any]:
         },
         'envs': {**cloud_tpu.ENVIRON, **job.env},
         **({'file_mounts': mounts} if mounts else {}),
-        'setup': cloud_tpu.setup(job.extras, database=job.words[0] == 'sweep'),
-        'run': shlex.join(['.venv/bin/python', '-m', 'vit_jax', *words]) + '\n',
+        'setup': cloud_tpu.setup(job.extras, database=job.args[0] == 'sweep'),
+        'run': shlex.join(['.venv/bin/python', '-m', 'vit_jax', *args]) + '\n',
     }
 
 
@@ -233,7 +233,7 @@ def _pod_rules() -> list[dict[str, Any]]:
 
 def _pod(job: GkeJob) -> dict[str, Any]:
     hosts = cloud_tpu.hosts(job.tpu)
-    words = command.for_processes(job.words, job.slices * hosts)
+    args = command.for_processes(job.args, job.slices * hosts)
     slices = ONE_SLICE if job.slices == 1 else {}
     environ = {**cloud_tpu.ENVIRON, **slices, **job.env}
     volumes, mounts = _volumes(job)
@@ -250,7 +250,7 @@ def _pod(job: GkeJob) -> dict[str, Any]:
             {
                 'name': CONTAINER,
                 'image': job.image,
-                'command': ['python', '-m', 'vit_jax', *map(_verbatim, words)],
+                'command': ['python', '-m', 'vit_jax', *map(_verbatim, args)],
                 'env': [{'name': k, 'value': _verbatim(v)} for k, v in environ.items()],
                 'ports': [{'containerPort': port} for port in PORTS],
                 'resources': _resources(cloud_tpu.chips(job.tpu) // hosts),

@@ -179,11 +179,11 @@ def parse_description(text: str) -> Description:
         return Description(UNKNOWN, error='gcloud describes the resource in an unknown form')
 
 
-def call(words: Sequence[str], limit: float = SECONDS) -> Answer:
+def call(args: Sequence[str], limit: float = SECONDS) -> Answer:
     """Run a command to its end and return its result; Ctrl-C kills it.
 
     Args:
-      words: Arguments of the command line.
+      args: Arguments of the command line.
       limit: Seconds after which it is killed.
 
     Raises:
@@ -192,7 +192,7 @@ def call(words: Sequence[str], limit: float = SECONDS) -> Answer:
     try:
         # A separate session, so that Ctrl-C reaches only this process.
         process = subprocess.Popen(
-            words,
+            args,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -202,7 +202,7 @@ def call(words: Sequence[str], limit: float = SECONDS) -> Answer:
         )
     except FileNotFoundError as e:
         raise UserError(
-            f'launch tpu: {words[0]} was not found; install it ({INSTALL}), or use --dry-run'
+            f'launch tpu: {args[0]} was not found; install it ({INSTALL}), or use --dry-run'
         ) from e
     with process:
         try:
@@ -255,7 +255,7 @@ class TpuJob(CloudJob):
 
     def resource(self) -> Resource:
         """Queued resource of the job; its label distinguishes jobs with the same name."""
-        identity = repr((*self.words, self.tpu, self.slices, self.min_slices))
+        identity = repr((*self.args, self.tpu, self.slices, self.min_slices))
         return Resource(
             self.name,
             self.zone,
@@ -269,12 +269,12 @@ class TpuJob(CloudJob):
 
     def install(self) -> str:
         """Return the script that installs the code on a machine."""
-        return remote.install(self.name, self.extras, self.words[0] == 'sweep', self.prepare)
+        return remote.install(self.name, self.extras, self.args[0] == 'sweep', self.prepare)
 
     def start(self, slices: int) -> str:
         """Return the script that starts the command on each machine of the slices."""
-        words = command.for_processes(self.words, slices * cloud_tpu.hosts(self.tpu))
-        return remote.start(self.name, words, {**cloud_tpu.ENVIRON, **self.env})
+        args = command.for_processes(self.args, slices * cloud_tpu.hosts(self.tpu))
+        return remote.start(self.name, args, {**cloud_tpu.ENVIRON, **self.env})
 
 
 def check_job(job: TpuJob) -> None:

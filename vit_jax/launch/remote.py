@@ -97,16 +97,16 @@ def install(name: str, extras: Sequence[str], database: bool, prepare: str) -> s
     return _INSTALL.format(name=name, setup=setup, prepare=prepare, marker=READY)
 
 
-def start(name: str, words: Sequence[str], environ: Mapping[str, str]) -> str:
+def start(name: str, args: Sequence[str], environ: Mapping[str, str]) -> str:
     """Return the script that starts a command of vit_jax, after stopping a running one.
 
     Args:
       name: Name of the job.
-      words: Command, such as `['train', '--config', ...]`.
+      args: Command, such as `['train', '--config', ...]`.
       environ: Environment variables of the command.
     """
     variables = [f'{key}={value}' for key, value in environ.items()]
-    command = shlex.join(['env', *variables, '.venv/bin/python', '-m', 'vit_jax', *words])
+    command = shlex.join(['env', *variables, '.venv/bin/python', '-m', 'vit_jax', *args])
     run = shlex.quote(_RUN.format(name=name, command=command))
     return _START.format(name=name, stop=_stop(name), run=run, marker=STARTED)
 

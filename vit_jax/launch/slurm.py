@@ -29,7 +29,7 @@ class SlurmJob:
     """A command to run on a cluster, with its resources.
 
     Attributes:
-      words: The command, such as `['train', '--config', ...]`.
+      args: The command, such as `['train', '--config', ...]`.
       name: Name of the job.
       nodes: Number of nodes.
       gpus: GPUs of each node, with one process each; one process per node without GPUs.
@@ -44,7 +44,7 @@ class SlurmJob:
       python: The interpreter.
     """
 
-    words: Sequence[str]
+    args: Sequence[str]
     name: str
     nodes: int = 1
     gpus: int = 0
@@ -97,13 +97,13 @@ def script(job: SlurmJob) -> str:
     Raises:
       UserError: if the command cannot run with these resources.
     """
-    if job.array and tuple(job.words[:2]) != ('sweep', 'work'):
+    if job.array and tuple(job.args[:2]) != ('sweep', 'work'):
         raise UserError(
             f'launch slurm: --array starts the same command {job.array} times, which only '
             f'the workers of a sweep can share: -- sweep work NAME'
         )
-    words = command.for_processes(job.words, job.nodes * max(job.gpus, 1))
-    run = shlex.join([job.python, '-m', 'vit_jax', *words])
+    args = command.for_processes(job.args, job.nodes * max(job.gpus, 1))
+    run = shlex.join([job.python, '-m', 'vit_jax', *args])
     body = BODY.format(command=run, preempted=EXIT_PREEMPTED, restarts=job.restarts)
     lines = [directive(option) for option in (*_options(job), *job.options)]
     check_grace(job.grace, job.time)
@@ -188,15 +188,15 @@ def directive(option: str) -> str:
     if not option.isprintable():
         raise UserError(f'launch slurm: option {option!r} of sbatch: must be one line')
     try:
-        words = shlex.split(option)
+        parts = shlex.split(option)
     except ValueError:
-        words = []
-    if len(words) != 1 or not OPTION.fullmatch(words[0]):
+        parts = []
+    if len(parts) != 1 or not OPTION.fullmatch(parts[0]):
         raise UserError(
             f'launch slurm: option {option!r} of sbatch: must be NAME or NAME=VALUE, with quotes '
             "around spaces, such as comment='two words'"
         )
-    name, _, value = words[0].removeprefix('--').partition('=')
+    name, _, value = parts[0].removeprefix('--').partition('=')
     pattern, format_ = FORMATS.get(name, ('.*', ''))
     if not re.fullmatch(pattern, value, re.ASCII | re.IGNORECASE):
         raise UserError(f'launch slurm: --{name} {value!r}: must be {format_}')

@@ -174,8 +174,8 @@ class Loop:
     def _install(self) -> bool:
         log(f'copying the code to {self._machine_count()} machines and installing it')
         with remote.archive() as path:
-            words = self.resource.scp_command(path, f'{self.job.name}.tgz')
-            copied = self._retry(lambda: queued.call(words, queued.LONG_SECONDS))
+            args = self.resource.scp_command(path, f'{self.job.name}.tgz')
+            copied = self._retry(lambda: queued.call(args, queued.LONG_SECONDS))
         self.installed = copied and self._run_on_all(self.job.install(), remote.READY)
         return self.installed
 
@@ -183,8 +183,8 @@ class Loop:
         """Run a script on every machine and count replies; gcloud ignores unreachable machines."""
 
         def act() -> Answer:
-            words = self.resource.ssh_command(script, everywhere=True)
-            answer = queued.call(words, queued.LONG_SECONDS)
+            args = self.resource.ssh_command(script, everywhere=True)
+            answer = queued.call(args, queued.LONG_SECONDS)
             replies, machine_count = answer.out.split().count(marker), self._machine_count()
             if answer.code or replies >= machine_count:
                 return answer
@@ -246,9 +246,9 @@ class Loop:
         """Let the run save its state; a second Ctrl-C cuts it short."""
         if self.installed:
             log('stopping the run, which saves its state (Ctrl-C again: at once)')
-            words = self.resource.ssh_command(remote.stop(self.job.name), everywhere=True)
+            args = self.resource.ssh_command(remote.stop(self.job.name), everywhere=True)
             with contextlib.suppress(KeyboardInterrupt):
-                queued.call(words)
+                queued.call(args)
 
     def _delete(self) -> None:
         """Delete the resource with its machines; raise `Lost` if that fails."""

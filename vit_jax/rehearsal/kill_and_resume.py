@@ -134,10 +134,10 @@ class DryRun:
         with (self._local / 'output').open('wb') as output:
             request = self._local / 'request.json'
             request.write_text(json.dumps(self.request._asdict()))
-            words = [sys.executable, '-m', 'vit_jax.rehearsal.dry_run', str(request)]
+            args = [sys.executable, '-m', 'vit_jax.rehearsal.dry_run', str(request)]
             pipes: dict[str, Any] = {'stdin': subprocess.PIPE, 'stdout': output}
             pipes['stderr'] = subprocess.STDOUT
-            process = subprocess.Popen(words, env=same_modules(), **pipes)
+            process = subprocess.Popen(args, env=same_modules(), **pipes)
             try:
                 code = self._wait(process)
             finally:

@@ -64,8 +64,8 @@ def vmem_bytes(
     rows = 2 * (3 * round_up(queries, SUBLANES) + 4 * round_up(keys, SUBLANES))
     heads = group_width(width, num_heads) * num_heads // width
     scores = SCORES * heads * score_bytes(queries, keys)
-    kept = 2 * num_heads * round_up(queries, 2 * SUBLANES) * round_up(keys, LANES) * drops
-    return rows * round_up(width, LANES) * itemsize + UNROLLED + scores + kept
+    dropout = 2 * num_heads * round_up(queries, 2 * SUBLANES) * round_up(keys, LANES) * drops
+    return rows * round_up(width, LANES) * itemsize + UNROLLED + scores + dropout
 
 
 def fused_attention(
@@ -73,7 +73,7 @@ def fused_attention(
     num_heads: int,
     mask: Bool[Array, 'B M'] | None = None,
     segments: Segments | None = None,
-    kept: Bool[Array, 'B H N M'] | None = None,
+    keep_mask: Bool[Array, 'B H N M'] | None = None,
     causal: bool = False,
     rate: float = 0.0,
     block: int = 0,
@@ -90,7 +90,7 @@ def fused_attention(
       num_heads: H; divides D.
       mask: True for keys that may be attended to.
       segments: Sequences that share a row; a query attends only to keys of its sequence.
-      kept: True for weights that dropout keeps; None without dropout.
+      keep_mask: True for weights that dropout keeps; None without dropout.
       causal: Whether a query attends to no keys after its own position.
       rate: The share of weights that dropout sets to zero.
       block: Queries of a program, a multiple of 128; 0 for all.
@@ -98,31 +98,31 @@ def fused_attention(
     """
     rows = jax.tree.map(lambda x: x[:, None].astype(jnp.float32), (mask, segments))
     # The TPU compiler does not support matrices of bits.
-    units = None if kept is None else kept.astype(jnp.int8)
+    units = None if keep_mask is None else keep_mask.astype(jnp.int8)
     return _attend(projected, rows, units, Options(num_heads, causal, rate, interpret, block))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _attend(projected: Projected, masks: Masks, kept: Array | None, options: Options) -> Array:
+def _attend(projected: Projected, masks: Masks, keep_mask: Array | None, options: Options) -> Array:
     if options.block:
-        return blocks.forward(projected, masks, kept, options)
+        return blocks.forward(projected, masks, keep_mask, options)
     first = projected[0]
     out = jax.ShapeDtypeStruct((*first.shape[:2], total_width(projected)), first.dtype)
-    return _call(_forward_kernel, 2, options, out, projected, masks, kept)
+    return _call(_forward_kernel, 2, options, out, projected, masks, keep_mask)
 
 
 def _with_inputs(
-    projected: Projected, masks: Masks, kept: Array | None, options: Options
+    projected: Projected, masks: Masks, keep_mask: Array | None, options: Options
 ) -> tuple[Array, Any]:
-    return _attend(projected, masks, kept, options), (projected, masks, kept)
+    return _attend(projected, masks, keep_mask, options), (projected, masks, keep_mask)
 
 
 def _backward(options: Options, inputs: Any, grad: Array) -> tuple[Projected, None, None]:
-    projected, masks, kept = inputs
+    projected, masks, keep_mask = inputs
     if options.block:
-        return blocks.backward(projected, masks, kept, grad, options), None, None
+        return blocks.backward(projected, masks, keep_mask, grad, options), None, None
     out = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in projected)
-    return _call(_backward_kernel, 5, options, out, projected, masks, kept, grad), None, None
+    return _call(_backward_kernel, 5, options, out, projected, masks, keep_mask, grad), None, None
 
 
 _attend.defvjp(_with_inputs, _backward)
@@ -135,13 +135,13 @@ def _call(
     out: Any,
     projected: Projected,
     masks: Masks,
-    kept: Array | None,
+    keep_mask: Array | None,
     *inputs: Array,
 ) -> Any:
     """Run a kernel on each example; `matmuls` is the number of matmuls of each head."""
     (batch, queries, _), keys = projected[0].shape, projected[-1].shape[1]
     width, itemsize = total_width(projected), projected[0].dtype.itemsize
-    arguments = (projected, masks, kept, *inputs)
+    arguments = (projected, masks, keep_mask, *inputs)
     arrays = jax.tree.leaves((arguments, out))
     scores = batch * options.num_heads * queries * keys
     return pl.pallas_call(
@@ -153,7 +153,7 @@ def _call(
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=('parallel',),
             vmem_limit_bytes=vmem_bytes(
-                queries, keys, width, options.num_heads, itemsize, kept is not None
+                queries, keys, width, options.num_heads, itemsize, keep_mask is not None
             ),
         ),
         cost_estimate=pl.CostEstimate(

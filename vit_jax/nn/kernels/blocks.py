@@ -61,23 +61,23 @@ def vmem_bytes(
     tokens = round_up(keys, SUBLANES)
     # As of whole sequences; and float32 sums of the gradients of keys and values.
     rows = 2 * itemsize * (3 * block + 4 * tokens) + 2 * 4 * tokens
-    kept = 2 * heads * block * round_up(keys, LANES) * drops
+    dropout = 2 * heads * block * round_up(keys, LANES) * drops
     scores = SCORES * heads * score_bytes(block, keys)
-    return rows * round_up(columns, LANES) + scores + kept
+    return rows * round_up(columns, LANES) + scores + dropout
 
 
 def forward(
-    projected: Projected, masks: Masks, kept: Array | None, options: Options
+    projected: Projected, masks: Masks, keep_mask: Array | None, options: Options
 ) -> Float[Array, 'B N D']:
     """Compute `kernels.attention.fused_attention` from the arguments of its parts."""
     grid = _Grid(projected, options)
     out = jax.ShapeDtypeStruct((*grid.rows, grid.width), projected[0].dtype)
     specs = grid.queries()
-    return grid.call(_forward_kernel, 2, masks, kept, (), out, specs, ())
+    return grid.call(_forward_kernel, 2, masks, keep_mask, (), out, specs, ())
 
 
 def backward(
-    projected: Projected, masks: Masks, kept: Array | None, grad: Array, options: Options
+    projected: Projected, masks: Masks, keep_mask: Array | None, grad: Array, options: Options
 ) -> Projected:
     """Return the gradients of the projections, given the gradient of the result."""
     grid = _Grid(projected, options)
@@ -85,7 +85,7 @@ def backward(
     out = tuple(jax.ShapeDtypeStruct(shape, grad.dtype) for shape in shapes)
     specs = (grid.queries(), grid.tokens(), grid.tokens())
     sums = [pltpu.VMEM((grid.keys, grid.columns), jnp.float32)] * 2
-    results = grid.call(_backward_kernel, 5, masks, kept, (grad,), out, specs, sums)
+    results = grid.call(_backward_kernel, 5, masks, keep_mask, (grad,), out, specs, sums)
     sizes = [x.shape[-1] // grid.width for x in projected]
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
     return tuple(
@@ -137,8 +137,8 @@ class _Grid:
             None if segments is None else Segments(of_queries, of_keys),  # type: ignore[arg-type]
         )
 
-    def _kept(self, kept: Array | None) -> pl.BlockSpec | None:
-        if kept is None:
+    def _keep_spec(self, keep_mask: Array | None) -> pl.BlockSpec | None:
+        if keep_mask is None:
             return None
         heads = self.columns * self._options.num_heads // self.width
         shape = (None, heads, self.block, self.keys)
@@ -149,7 +149,7 @@ class _Grid:
         kernel: Any,
         matmuls: int,
         masks: Masks,
-        kept: Array | None,
+        keep_mask: Array | None,
         grads: tuple[Array, ...],
         out: Any,
         out_specs: Any,
@@ -158,11 +158,11 @@ class _Grid:
         """Run a kernel; `matmuls` is the number of matmuls of each head."""
         (batch, queries), options = self.rows, self._options
         (_, of_q), *remaining = self._parts
-        arguments = (tuple(x for x, _ in self._parts), masks, kept, grads)
+        arguments = (tuple(x for x, _ in self._parts), masks, keep_mask, grads)
         specs = (
             (self.queries(of_q), *(self.tokens(first) for _, first in remaining)),
             self._masks(masks),
-            self._kept(kept),
+            self._keep_spec(keep_mask),
             tuple(self.queries() for _ in grads),
         )
         itemsize = self._parts[0][0].dtype.itemsize
@@ -172,7 +172,7 @@ class _Grid:
         size = self.width // options.num_heads
         limit = vmem_bytes(
             *(self.block, self.keys, self.width, options.num_heads),
-            *(itemsize, kept is not None),
+            *(itemsize, keep_mask is not None),
         )
         return pl.pallas_call(
             functools.partial(kernel, queries=queries, size=size, options=options),

@@ -134,7 +134,7 @@ def _sample(spec: AttentionSpec) -> tuple[Inputs, Array]:
         normal(jax.random.fold_in(first, i), keys if i else queries, n * width)
         for i, n in enumerate(spec.layout)
     )
-    mask, segments, kept, bias = None, None, None, None
+    mask, segments, keep_mask, bias = None, None, None, None
     if spec.masked:
         # The last row of keys is as long as it can be, others are shorter.
         last = keys - keys // 3 * jnp.arange(rows)[::-1, None]
@@ -147,10 +147,10 @@ def _sample(spec: AttentionSpec) -> tuple[Inputs, Array]:
         )
     if spec.rate:
         weights = (rows, spec.num_heads, queries, keys)
-        kept = jax.random.bernoulli(third, 1 - spec.rate, weights)
+        keep_mask = jax.random.bernoulli(third, 1 - spec.rate, weights)
     if spec.bias_rows:
         bias = jax.random.normal(jax.random.key(1), (1, spec.num_heads, queries, keys))
-    return Inputs(projected, mask, segments, bias, kept), normal(second, queries, width)
+    return Inputs(projected, mask, segments, bias, keep_mask), normal(second, queries, width)
 
 
 def _window_sample(spec: WindowSpec) -> tuple[Inputs, Array]:

@@ -214,9 +214,9 @@ def write(ref: Any, head: Head, in_head: Array, value: Array, offset: Any = 0) -
     ref[:, columns] = value
 
 
-def dropout_factors(kept: Array, rate: float) -> Float[Array, 'N M']:
+def dropout_factors(keep_mask: Array, rate: float) -> Float[Array, 'N M']:
     """Factors of dropout for the weights of a head."""
-    return kept.astype(jnp.float32) * (1 / (1 - rate))
+    return keep_mask.astype(jnp.float32) * (1 / (1 - rate))
 
 
 def dot(a: Array, b: Array, contracted: tuple[int, int]) -> Array:

@@ -33,7 +33,7 @@ class Inputs(NamedTuple):
       mask: True where a query may attend to a key; may be [1 ...] for all rows.
       segments: Sequences that share a row; a query attends only to keys of its sequence.
       bias: Added to the scores, the same for all rows.
-      kept: True for weights that dropout keeps; None without dropout.
+      keep_mask: True for weights that dropout keeps; None without dropout.
       regions: Number of each token in windows; APART is added to the scores of tokens of
         different ones.
     """
@@ -42,7 +42,7 @@ class Inputs(NamedTuple):
     mask: Bool[Array, '_ _ _ M'] | None = None
     segments: Segments | None = None
     bias: Float[Array, '*_ N M'] | None = None
-    kept: Bool[Array, 'B H N M'] | None = None
+    keep_mask: Bool[Array, 'B H N M'] | None = None
     regions: Int[Array, 'W N'] | None = None
 
 
@@ -58,7 +58,7 @@ class Pallas:
         from vit_jax.nn.kernels.attention import fused_attention
 
         mask = None if x.mask is None else x.mask[:, 0, 0]
-        masks, options = (mask, x.segments, x.kept), (spec.causal, spec.rate, self.block)
+        masks, options = (mask, x.segments, x.keep_mask), (spec.causal, spec.rate, self.block)
         return fused_attention(x.projected, spec.num_heads, *masks, *options)
 
 
@@ -112,7 +112,7 @@ def attend_plainly(spec: AttentionSpec | WindowSpec, x: Inputs) -> Float[Array, 
     if isinstance(spec, AttentionSpec) and spec.causal:
         mask = both(mask, causal_mask(query.shape[-2]))
     weights = attention_weights(query, key, mask, bias)
-    if x.kept is not None:
-        weights = jnp.where(x.kept, weights / (1 - spec.rate), 0.0)
+    if x.keep_mask is not None:
+        weights = jnp.where(x.keep_mask, weights / (1 - spec.rate), 0.0)
     out = attend(weights, value).swapaxes(-3, -2)
     return out.reshape(*out.shape[:-2], width)
