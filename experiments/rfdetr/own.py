@@ -7,10 +7,10 @@
       --workdir runs/cells
 
 The model and the normalization come from the checkpoint, an RF-DETR that `vit_jax.load` reads or a
-run of this project; its classes are replaced by the data's. `:vit` takes the encoder of a ViT-S/14
-alone. It evaluates on the data's validation split, or on a held-out fifth. `own.py:size=560` is the
-side of the padded images in pixels, which windows of patches must tile. See docs/boxes.md for the
-layouts of the data. `:masks` also learns the masks of data that have them, from an RF-DETR for
+run of this project; its classes are replaced by the data's. `:vit` takes only the encoder of a
+ViT-S/14. It evaluates on the data's validation split, or on a held-out fifth. `own.py:size=560` is
+the side of the padded images in pixels, which windows of patches must tile. See docs/boxes.md for
+the layouts of the data. `:masks` also learns the masks of data that have them, from an RF-DETR for
 instance segmentation, or with `:vit,masks` from a ViT.
 
 Clipping, weight decay, the layers' rates and the average follow the authors (Robinson et al., 2025,

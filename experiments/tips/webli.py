@@ -11,8 +11,8 @@ captions, as the authors', put `sample_text('short_caption', 'long_caption')` in
 pixels; the authors end with a stage of 448.
 
 arXiv:2410.16512 and arXiv:2604.12012: 116 million images of WebLI, which are private. Sizes of
-towers, texts and positions are those of the released models. Rate, decay, crops, prototypes and
-momentum are those of `siglip2/webli.py`, not the authors'. Scores of all patches, batch x 256 x
+towers, texts and positions are the released models'. Rate, decay, crops, prototypes and momentum
+are from `siglip2/webli.py`, not the authors'. Scores of all patches, batch x 256 x
 prototypes, are held at once: choose `batch_size` and `prototypes` for your devices. By `preflight`,
 a step of B/14 takes at least 2.7 s and 13.3 GiB a chip on v5e:8x8 with `--config.parallel.fsdp=8`
 and `--config.model.remat=nothing` (8e9 examples at least 23,700 chip-hours). Expected: depends on

@@ -7,7 +7,7 @@ r"""Compute-optimal ViTs on images that never repeat: twelve runs at three budge
     python -m vit_jax scaling optimal --csv endless.csv --n parameters --c flops --y val/loss
 
 Hoffmann et al. 2022, section 3, on the source `endless`: every image is new, so that the loss is a
-function of model and data size alone. Seven sizes of 2,400 to 107,000 parameters; each budget
+function only of model and data size. Seven sizes of 2,400 to 107,000 parameters; each budget
 trains the four nearest to its own optimum, branched from runs at a constant rate (Hägele et al.
 2024, arXiv:2405.18392). The rate falls as 1 / sqrt(width); it is not tuned. `:target` is four times
 the largest budget, for sizes near the predicted optimum.

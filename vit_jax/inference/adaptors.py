@@ -18,7 +18,7 @@ from vit_jax.tree_paths import weights_digest
 
 
 def choose(run: TrainedModel, name: str, meta: Mapping[str, Any]) -> TrainedModel:
-    """Return the model whose features are those of one adaptor, in the teacher's own space.
+    """Return the model with the features of one adaptor, in the teacher's own space.
 
     The inverse of PHI-S becomes a part of the adaptor's last layer.
 
@@ -69,7 +69,7 @@ def _read_statistics(run: TrainedModel, key: str, meta: Mapping[str, Any]) -> di
 def _unstandardize(
     layer: Mapping[str, np.ndarray], statistics: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Return a dense layer whose outputs are those of `layer`, no longer standardized."""
+    """Return a dense layer with the outputs of `layer`, no longer standardized."""
     module = standardization(statistics).module
 
     def invert(y: Any) -> np.ndarray:

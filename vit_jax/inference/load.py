@@ -153,7 +153,7 @@ def read(
       average: Number of a run's checkpoints to average, up to `step`; or the decay of one of its
         averages (`config.step.ema_decay`), by default the first; or 'none' for the parameters
         without average. The best step has the average that its evaluation measured.
-      adaptor: Name of an adaptor of the task `agglomerate`: the model's features are then those of
+      adaptor: Name of an adaptor of the task `agglomerate`: the model then has the features of
         a teacher, as the student predicts them.
 
     Raises:

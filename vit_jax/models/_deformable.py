@@ -128,7 +128,7 @@ def weights_of_patches(
 ) -> Float[Array, 'B H Q P']:
     """Spread the weights of the cells of maps, one map after the other, over the patches of a grid.
 
-    Each patch gets the weights of the parts of cells that lie in it.
+    Each patch gets the weights of the parts of cells inside it.
     """
     ends = np.cumsum([height * width for height, width in sizes])
     total = jnp.zeros((*weights.shape[:-1], *grid))
@@ -140,7 +140,7 @@ def weights_of_patches(
 
 
 def _shares_of_patches(cells: int, patches: int) -> np.ndarray:
-    """Return the share of each cell's side that lies in each patch [cells patches]."""
+    """Return the share of each cell's side in each patch [cells patches]."""
     low, high = np.arange(cells)[:, None] / cells, np.arange(1, cells + 1)[:, None] / cells
     start, end = np.arange(patches) / patches, np.arange(1, patches + 1) / patches
     return (np.minimum(high, end) - np.maximum(low, start)).clip(0) * cells

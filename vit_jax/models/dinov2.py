@@ -63,7 +63,7 @@ class Backbone(vit.Model):
 class Model(Backbone):
     """A ViT with projection heads (DINO, appendix C). Images of any size that whole patches tile.
 
-    The fields are those of `vit` and five more, so that the student of DINOv3 is a ViT with rotary
+    It has the fields of `vit` and five more, so that DINOv3's student is a ViT with rotary
     positions. Learned positions have the size of the images that initialize the model, global
     crops, and are interpolated for others. The heads have the blocks' `gelu`.
 

@@ -46,7 +46,7 @@ class Model(eomt.Model):
       decoder_mlp_dim: Hidden width of the decoder's MLPs; None for `width`, as published.
       dropout: Dropout rate in the decoder.
 
-    Other attributes and errors: see `eomt.Model`. Drop path acts in the decoder alone. Positions
+    Other attributes and errors: see `eomt.Model`. Drop path acts only in the decoder. Positions
     within the decoder's attention are the ViT's if these are rotary, and otherwise those of DINOv3,
     rescaled at random in training.
     """
@@ -122,7 +122,7 @@ class Model(eomt.Model):
         return _ROPE(layout, self.width // self.num_heads, next_key)
 
     def _decoder(self, dtype: Any) -> eomt.Encoder:
-        """Make the decoder, whose blocks are those of DINOv3."""
+        """Make the decoder of DINOv3's blocks."""
         block = functools.partial(
             Block,
             *(self.num_heads, self.decoder_mlp_dim or self.width, self.dropout),

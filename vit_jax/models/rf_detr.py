@@ -372,7 +372,7 @@ class Model(base.PatchModel):
     def collect_hidden_states(
         self, collection: Mapping[str, Any], images: Float[Array, 'B H W C'], *others: Any
     ) -> list[HiddenState]:
-        """Collect the states of the encoder's layers; class tokens are those of the first window.
+        """Collect the states of the encoder's layers; class tokens come from the first window.
 
         The last state is the input of the last map.
         """

@@ -109,7 +109,7 @@ class Model(Distilled, siglip.Model):
     """Model `siglip` with a decoder of captions, and heads for self-distillation.
 
     Images may be smaller or larger than those that initialize the model; positions are interpolated
-    for them. The fields are those of `siglip` and two more.
+    for them. It has the fields of `siglip` and two more.
 
     Attributes:
       decoder: Options of the decoder, see `DecoderFields`.
@@ -194,7 +194,7 @@ class MaskToken(nn.Module):
 class Tower(dinov2.Backbone):
     """Image tower that shares the token of hidden patches with its model.
 
-    So its parameters are those of a ViT.
+    So it has the parameters of a ViT.
 
     Attributes:
       mask_token: Module that returns the token.

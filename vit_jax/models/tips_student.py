@@ -25,7 +25,7 @@ class Model(siglip2.Distilled, tips.Model):
     """Model `tips` with heads for self-distillation.
 
     Images may be smaller or larger than those that initialize the model; positions are interpolated
-    for them. The fields are those of `tips` and one more.
+    for them. It has the fields of `tips` and one more.
 
     Attributes:
       prototypes: Options of the heads, see `PrototypeFields`.

@@ -89,7 +89,7 @@ class Model(vit.Model):
         return outputs if train or self.adaptor is None else self._choose(outputs)
 
     def _choose(self, outputs: dict[str, Array]) -> dict[str, Array]:
-        """Replace the ViT's features by those of the adaptor."""
+        """Replace the ViT's features by the adaptor's."""
         own = ('tokens', 'patches', 'pre_logits')
         chosen = {name: x for name, x in outputs.items() if name not in own}
         summary, patches = (chosen.get(f'{kind}_{self.adaptor}') for kind in KINDS)

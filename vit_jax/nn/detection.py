@@ -1,4 +1,4 @@
-"""Parts of detectors on a ViT: its tokens in windows, maps from those of layers, and small heads.
+"""Parts of detectors on a ViT: its tokens in windows, maps from layers' tokens, and small heads.
 
 RF-DETR, Robinson et al., 2025, arXiv:2511.09554; LW-DETR, Chen et al., 2024, arXiv:2406.03459.
 """

@@ -92,8 +92,8 @@ def factors(params: PyTree, base: PyTree, kinds: Kinds = ()) -> dict[str, Factor
     leaves, base_leaves = param_paths(params), param_paths(base)
     if differ := sorted(leaves.keys() ^ base_leaves.keys()):
         raise UserError(
-            f'config.optim.parametrization: {differ[0]} is in one of the model and its base model '
-            'alone: give a base model that differs in widths, not in depth'
+            f'config.optim.parametrization: {differ[0]} is in only one of the model and its base '
+            'model: give a base model that differs in widths, not in depth'
         )
     return {path: _factors(path, leaf, base_leaves[path], kinds) for path, leaf in leaves.items()}
 

@@ -90,7 +90,7 @@ class Report:
       fits: Whether the step fits into the memory of a device.
       crossing: Exchanges between slices, or hosts of GPUs, which are not in `bound`; None on one.
       rematerialized: Operations that the compiler repeats on GPUs to save memory, without
-        those of model.remat.
+        the names of model.remat.
     """
 
     topology: str

@@ -210,7 +210,7 @@ class SetTask(base.Task):
         Args:
           outputs: Outputs of the model.
           targets: Objects.
-          more: Costs to add, such as those of masks.
+          more: Costs to add, such as masks'.
         """
         logits, boxes, _ = self.blocks(outputs)
         cost = self.cost(logits, boxes, targets)

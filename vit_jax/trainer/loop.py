@@ -272,7 +272,7 @@ class Loop:
     def end(self, reason: str) -> None:
         """End the run after this step, from a callback: save it as complete.
 
-        The result is that of the newest evaluations.
+        The result has the newest evaluations.
         """
         self.ending = self.ending or Complete(reason)
         self.log()

@@ -22,7 +22,7 @@ class Plan(fixed.Plan):
     """Order of `fixed`, with images of the transforms resized to a side that grows by stages.
 
     The model has to take images of several sizes, such as a ViT with `posemb='sincos2d'`; it is
-    compiled once for each. Evaluation has the images of its own transforms.
+    compiled once for each. Evaluation keeps its transforms.
 
     Attributes:
       sizes: Sides in pixels, one for each stage.

@@ -1,6 +1,6 @@
 """`scenes_normals`: the images of `scenes` with the normals of their surfaces.
 
-Surfaces are those of `scenes_depth`: digits, walls, floors and ceilings face a camera with a focal
+Surfaces as in `scenes_depth`: digits, walls, floors and ceilings face a camera with a focal
 length of 100 pixels. The sky has no normals. `scenes_normals:N` has N training images.
 """
 

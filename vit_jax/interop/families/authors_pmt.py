@@ -1,6 +1,6 @@
 """PMT with its authors' names (github.com/tue-mps/pmt).
 
-Their files hold the decoder alone. A config.json next to them names the checkpoint of the encoder,
+Their files hold only the decoder. A config.json next to them names the checkpoint of the encoder,
 as in `{"encoder": "hf://facebook/dinov3-vitl16-pretrain-lvd1689m"}`. Files written here also hold
 the encoder, with the names that it has in their code.
 """
@@ -123,7 +123,7 @@ def _read_encoder(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
         return dataclasses.replace(encoder, notes=())  # the normalization is known
     if not isinstance(path := extra.get('encoder'), str):
         raise UserError(
-            f'{_SOURCE}: the file holds the decoder alone; name the checkpoint of the encoder in '
+            f'{_SOURCE}: the file holds only the decoder; name the checkpoint of the encoder in '
             'config.json next to it, such as {"encoder": "hf://facebook/dinov3-vitl16-pretrain-'
             'lvd1689m"}'
         )
@@ -213,7 +213,7 @@ def _require_decoder(variables: Mapping[str, Any], model: Mapping[str, Any]) -> 
 
 def _normalization(flat: Flat, extra: Mapping[str, Any], encoder: TrainedModel) -> dict[str, Any]:
     """Return the mean and standard deviation of images: the user's, the file's, the encoder's if it
-    is a file of its own, or ImageNet's.
+    is a separate file, or ImageNet's.
     """
     stored: Any = {
         key: [float(str(x)) for x in flat[name].flat]  # 0.485, not the nearest float32

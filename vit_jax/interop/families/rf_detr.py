@@ -1,4 +1,4 @@
-"""RF-DETR: Roboflow's files, and those of transformers, which have the same names.
+"""RF-DETR: Roboflow's and transformers' files, which have the same names.
 
 A config.json says what shapes do not determine; without one it follows from the published models.
 """
@@ -230,7 +230,7 @@ def write(trained: TrainedModel) -> Written:
     neck = module.neck.norm, module.neck.scales
     if module.global_blocks not in (None, module.map_layers) or neck != ('layer', (1.0,)):
         raise UserError(
-            "transformers' RF-DETR has no global_blocks of its own, neck.norm is 'layer', and "
+            "transformers' RF-DETR has no global_blocks, neck.norm is 'layer', and "
             'neck.scales=(1.0,)'
         )
     encoder, detector = (

@@ -51,7 +51,7 @@ _FUSED = {'attn': 'qkv'}
 
 
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
-    """Return whether these are the names of both towers, or of the image tower alone."""
+    """Return whether these are the names of both towers, or only of the image tower."""
     if any('_head.' in name for name in flat):
         return False
     return VISION + 'register_tokens' in flat or authors_dinov2.is_tips(flat)

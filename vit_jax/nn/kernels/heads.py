@@ -179,7 +179,7 @@ def gradients(
       k, v: Keys and values.
       size: K, columns of the head.
       scored: See `attend`; its scores are [M N].
-      through: Backward pass of `scored`: from the gradient of its result to that of its argument.
+      through: Backward pass of `scored`: from the gradient of its result to its argument's.
       factors: Dropout factors [N M]; None without dropout.
     """
     scale = 1 / math.sqrt(size)
