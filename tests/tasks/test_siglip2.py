@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import distilled_towers
+from helpers.distilled_towers import HEADS, SHAPE, TEXTS, WORDS, Comparing, masks_of
 from helpers.experiments import ROOT
-from helpers.pictures import images_like
 from helpers.runs import metrics
 from helpers.sections import optimizer, section, times
 
@@ -35,18 +36,10 @@ from vit_jax.tasks.siglip2 import DISTILLED, Task
 from vit_jax.trainer.train import train
 
 B = 8
-SHAPE = {'patch_size': 2, 'width': 8, 'depth': 1, 'mlp_dim': 12, 'num_heads': 2}
-TEXTS = {'text_width': 8, 'text_depth': 1, 'text_mlp_dim': 12, 'text_num_heads': 2}
-WORDS = {'vocab_size': 11, 'length': 5}
-HEADS = {'image': 6, 'patch': 5, 'hidden': 8, 'bottleneck': 4}
 MODEL = Model(**SHAPE, **TEXTS, **WORDS, embed_dim=8, decoder={'depth': 1}, prototypes=HEADS)
-CAPTIONS = np.random.default_rng(0).integers(3, 11, (B, 5)) * (np.arange(5) < 4)
-BATCH = {
-    'image': images_like(B, 8, 8, 3, seed=2),
-    'global_image': images_like(B, 1, 8, 8, 3),
-    'local_image': images_like(B, 3, 4, 4, 3, seed=1),
-    'caption': jnp.asarray(CAPTIONS, jnp.int32),
-}
+BATCH = distilled_towers.batch(B)
+CAPTIONS = np.asarray(BATCH['caption'])
+TOWER = dinov2.Backbone(**SHAPE, pool='map', positions={'std': 1.0})
 VIEWS = {'image': BATCH['global_image'], 'local_image': BATCH['local_image']}
 PARALLEL = jnp.arange(B) % 2 == 0
 KEYS = stream_keys(jax.random.key(3), Task.rngs)
@@ -74,41 +67,6 @@ def joined(params, teacher, batch):
     return terms.means(found), terms.total(found, terms.means(found))
 
 
-class Comparing:
-    """A ViT and heads, called one by one, as a model for the task `dinov2`."""
-
-    train, step, frozen = True, jnp.int32(0), {}
-
-    def __init__(self, student, teacher, masks):
-        self.student, self.teacher, self.masks = student, teacher, masks
-
-    def __call__(self, images, *, method=None, masked=None, places=None, **options):
-        if method:
-            return self.masks
-        return self.compare(self.student, images, masked, places)
-
-    def average(self, images, *, places):
-        return self.compare(self.teacher, images, None, places)
-
-    def compare(self, params, images, masked, places):
-        encoder = dinov2.Backbone(**SHAPE, pool='map', positions={'std': 1.0})
-        tower = {**params['image'], 'mask_token': params['mask']['token']}
-        found = encoder.apply({'params': tower}, images, masked=masked)
-        tokens = found['tokens']
-        if places is None:
-            places = jnp.zeros((len(images), 1), int)
-        rows = tokens.reshape(len(places), -1, tokens.shape[-1])
-        picked = jnp.stack([row[place] for row, place in zip(rows, places, strict=True)])
-        scores = {
-            name: dinov2.Head(HEADS[kind], 4, 8, gelu='tanh').apply({'params': params[head]}, x)
-            for name, kind, head, x in (
-                ('scores', 'image', 'dino_head', found['pre_logits']),
-                ('patch_scores', 'patch', 'ibot_head', picked),
-            )
-        }
-        return {'pre_logits': found['pre_logits'], 'patches': tokens, **scores}
-
-
 @jax.jit
 def alone(params, teacher, batch):
     """Means of every part's own task with its own model, and their weighted sum."""
@@ -125,18 +83,9 @@ def alone(params, teacher, batch):
     written = terms.means(task.loss(made, captions))
 
     views = {'image': batch['global_image'], 'local_image': batch['local_image']}
-    # The second call of the model in a step draws the masks.
-    keys = {name: jax.random.fold_in(key, 1) for name, key in KEYS.items()}
-    masks = MODEL.apply(
-        {'params': params},
-        *(views['image'],),
-        masked=1,
-        ratios=(0.5, 0.5),
-        method='block_masks',
-        rngs=keys,
-    )
+    masks = masks_of(MODEL, params, views, KEYS)
     task = dinov2_task.Task(first_teacher_temp=0.07, koleo=0.0, ibot=0.25, mask_ratios=(0.5, 0.5))
-    made = task.outputs(Comparing(params, teacher, masks), views)
+    made = task.outputs(Comparing(params, teacher, masks, TOWER, 0, 'tanh'), views)
     distilled = terms.means(task.loss(made, views))
     both = contrast['loss'] + written['loss']
     return contrast, written, distilled, both + distilled['dino'] + 0.25 * distilled['ibot']

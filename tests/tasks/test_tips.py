@@ -6,12 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.pictures import images_like
+from helpers import distilled_towers
+from helpers.distilled_towers import HEADS as SIZES
+from helpers.distilled_towers import SHAPE, TEXTS, WORDS, Comparing, masks_of
 from helpers.sections import optimizer, section, times
 
 from vit_jax.config.run import Step
 from vit_jax.errors import UserError
-from vit_jax.models import dinov2, tips
+from vit_jax.models import tips
 from vit_jax.models.tips_student import TOWERS, Model
 from vit_jax.ops import terms
 from vit_jax.ops.self_distillation import CropMasks
@@ -30,25 +32,9 @@ from vit_jax.tasks.siglip2 import DISTILLED
 from vit_jax.tasks.tips import HEADS, Task, everywhere
 
 B = 6
-SHAPE = {'patch_size': 2, 'width': 8, 'depth': 1, 'mlp_dim': 12, 'num_heads': 2}
-TEXTS = {'text_width': 8, 'text_depth': 1, 'text_mlp_dim': 12, 'text_num_heads': 2}
-FIELDS = {**SHAPE, **TEXTS, 'vocab_size': 11, 'length': 5, 'embed_dim': 8}
-SIZES = {'image': 6, 'patch': 5, 'hidden': 8, 'bottleneck': 4}
+FIELDS = {**SHAPE, **TEXTS, **WORDS, 'embed_dim': 8}
 MODEL = Model(**FIELDS, prototypes=SIZES)
-
-
-def captions(seed):
-    ids = np.random.default_rng(seed).integers(3, 11, (B, 5)) * (np.arange(5) < 4)
-    return jnp.asarray(ids, jnp.int32)
-
-
-BATCH = {
-    'image': images_like(B, 8, 8, 3, seed=2),
-    'global_image': images_like(B, 1, 8, 8, 3),
-    'local_image': images_like(B, 3, 4, 4, 3, seed=1),
-    'caption': captions(0),
-    'long': captions(1),
-}
+BATCH = {**distilled_towers.batch(B), 'long': distilled_towers.captions(B, 1)}
 KEYS = stream_keys(jax.random.key(3), Task.rngs)
 TASKS = {'v2': Task(second_text='long'), 'v1': Task(visible=False, average='all')}
 
@@ -70,44 +56,6 @@ def joined(params, teacher, batch, task):
     return terms.means(found), terms.total(found, terms.means(found))
 
 
-def tower_of(params):
-    return {**params['image'], 'mask_token': params['mask']['token']}
-
-
-class Comparing:
-    """A ViT and heads, called one by one, as a model for the task `dinov2`."""
-
-    train, step, frozen = True, jnp.int32(0), {}
-
-    def __init__(self, student, teacher, masks):
-        self.student, self.teacher, self.masks = student, teacher, masks
-
-    def __call__(self, images, *, method=None, masked=None, places=None, **options):
-        if method:
-            return self.masks
-        return self.compare(self.student, images, masked, places)
-
-    def average(self, images, *, places):
-        return self.compare(self.teacher, images, None, places)
-
-    def compare(self, params, images, masked, places):
-        encoder = MODEL.image_tower()
-        found = encoder.apply({'params': tower_of(params)}, images, masked=masked)
-        patches = found['tokens'][:, 2:]  # after the class token and the register
-        if places is None:
-            places = jnp.zeros((len(images), 1), int)
-        rows = patches.reshape(len(places), -1, 8)
-        picked = jnp.stack([row[place] for row, place in zip(rows, places, strict=True)])
-        scores = {
-            name: dinov2.Head(SIZES[kind], 4, 8, gelu='erf').apply({'params': params[head]}, x)
-            for name, kind, head, x in (
-                ('scores', 'image', 'dino_head', found['pre_logits']),
-                ('patch_scores', 'patch', 'ibot_head', picked),
-            )
-        }
-        return {'pre_logits': found['pre_logits'], 'patches': patches, **scores}
-
-
 @functools.partial(jax.jit, static_argnums=3)
 def alone(params, average, batch, version):
     """Means of every part's own task with its own model, and their weighted sum."""
@@ -121,22 +69,14 @@ def alone(params, average, batch, version):
     second = terms.means(task.loss({**made, 'image': second_image, 'text': texts}, batch))
 
     views = {'image': batch['global_image'], 'local_image': batch['local_image']}
-    # The second call of the model in a step draws the masks.
-    keys = {name: jax.random.fold_in(key, 1) for name, key in KEYS.items()}
-    masks = MODEL.apply(
-        {'params': params},
-        *(views['image'],),
-        masked=1,
-        ratios=(0.5, 0.5),
-        method='block_masks',
-        rngs=keys,
-    )
+    masks = masks_of(MODEL, params, views, KEYS)
     teacher = average
     if version == 'v2':
         masks = CropMasks(masks.hidden, jnp.tile(jnp.arange(16), (B, 1)), jnp.full((B, 16), 1 / 16))
         teacher = {**params, **{name: average[name] for name in HEADS}}
     task = dinov2_task.Task(first_teacher_temp=0.07, koleo=0.0, ibot=2.0, mask_ratios=(0.5, 0.5))
-    made = task.outputs(Comparing(params, teacher, masks), views)
+    tower = MODEL.image_tower()  # a class token and a register before the patches
+    made = task.outputs(Comparing(params, teacher, masks, tower, 2, 'erf'), views)
     distilled = terms.means(task.loss(made, views))
     texts = (first['loss'] + second['loss']) / 2 if version == 'v2' else first['loss']
     return first, second, distilled, texts + distilled['dino'] + 2 * distilled['ibot']
