@@ -21,7 +21,7 @@ from jax import Array
 from vit_jax.array_types import Bool, Float
 from vit_jax.nn.dense import Dense
 from vit_jax.nn.detection import Layers
-from vit_jax.nn.encoder_decoder import EncoderBlock
+from vit_jax.nn.encoder_decoder import EncoderBlock, LayerOutputs
 from vit_jax.nn.maps import keep
 from vit_jax.nn.norms import LayerNorm
 from vit_jax.ops.masks import corners
@@ -262,20 +262,11 @@ class DeformableBlock(EncoderBlock):
         return self._feed_forward(self._leave(x, y, self.cross_norm, train), train)
 
 
-class Decoder(nn.Module):
-    """Blocks `block_0`, `block_1`, ... that read the maps around each query's box.
+class Decoder(LayerOutputs):
+    """Blocks that read the maps around each query's box.
 
-    `norm` is applied to the output of each; `positions` makes positions of the queries from their
-    boxes, which stay the same for all blocks.
+    `positions` makes positions of the queries from their boxes, which stay the same for all blocks.
     """
-
-    make_block: Any
-    depth: int
-
-    def setup(self) -> None:
-        self.block = [self.make_block() for _ in range(self.depth)]
-        last = self.block[-1]
-        self.norm = LayerNorm(last.norm_eps, dtype=last.dtype)
 
     @nn.compact
     def __call__(
@@ -299,11 +290,7 @@ class Decoder(nn.Module):
         places = [boxes * cells.shares for cells in maps]
         features = sine_boxes(places[0], 2 * width)
         positions = Layers((width, width), dtype, name='positions')(features)
-        x, outputs = x.astype(dtype), []
-        for block in self.block:
-            x = block(x, maps, places, positions, train, groups)
-            outputs.append(self.norm(x))
-        return jnp.stack(outputs, axis=1)
+        return super().__call__(x.astype(dtype), maps, places, positions, train, groups)
 
 
 def sine_boxes(boxes: Float[Array, '*B 4'], dim: int) -> Float[Array, '*B D']:

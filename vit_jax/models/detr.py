@@ -20,10 +20,18 @@ from vit_jax.models import base
 from vit_jax.models.base import bind_norm, check_counts, check_fields
 from vit_jax.nn.attention import masked_softmax
 from vit_jax.nn.dense import Dense
-from vit_jax.nn.encoder_decoder import ACTIVATIONS, NORMS, DecoderBlock, EncoderBlock, Memory, Stack
+from vit_jax.nn.encoder_decoder import (
+    ACTIVATIONS,
+    NORMS,
+    DecoderBlock,
+    EncoderBlock,
+    LayerOutputs,
+    Memory,
+    Stack,
+)
 from vit_jax.nn.maps import AttentionMap, HiddenState, collect, collect_blocks
 from vit_jax.nn.multi_head import Heads
-from vit_jax.nn.norms import LayerNorm, group_norm
+from vit_jax.nn.norms import group_norm
 from vit_jax.nn.positions import masked_sine2d
 from vit_jax.nn.resnet import NORMS as BACKBONE_NORMS
 from vit_jax.nn.resnet import ResNet, block_order
@@ -163,7 +171,7 @@ class Model(base.Model):
         self.encoder = Stack(functools.partial(EncoderBlock, **block), self.depth)
         block['num_heads'] = self.decoder_heads or self.num_heads
         block['mlp_dim'] = self.decoder_mlp_dim or self.mlp_dim
-        self.decoder = Decoder(functools.partial(DecoderBlock, **block), self.decoder_depth)
+        self.decoder = LayerOutputs(functools.partial(DecoderBlock, **block), self.decoder_depth)
         shape = (self.num_queries, self.width)
         self.query_embed = self.param('query_embed', nn.initializers.normal(1.0), shape)
         self.class_embed = Dense((self.num_classes or 0) + 1)
@@ -236,7 +244,8 @@ class Model(base.Model):
         """Compute the queries after each block of the decoder, normalized, [B L Q D]."""
         batch = memory.tokens.shape[0]
         queries = jnp.broadcast_to(self.query_embed, (batch, *self.query_embed.shape))
-        return self.decoder(jnp.zeros_like(queries, memory.tokens.dtype), memory, queries, train)
+        x = jnp.zeros_like(queries, memory.tokens.dtype)
+        return self.decoder(x, memory, train, queries)
 
     def attention_maps(
         self, intermediates: Mapping[str, Any], images: Array, pixel_mask: Array | None = None
@@ -286,32 +295,6 @@ class Model(base.Model):
             '^input_proj/',
             *(f'^encoder/block_{i}/' for i in range(self.depth)),
         )
-
-
-class Decoder(nn.Module):
-    """Blocks `block_0`, `block_1`, ..., and the layer norm `norm` on the output of each of them."""
-
-    make_block: Any
-    depth: int
-
-    def setup(self) -> None:
-        self.block = [self.make_block() for _ in range(self.depth)]
-        last = self.block[-1]
-        self.norm = LayerNorm(last.norm_eps, dtype=last.dtype)
-
-    def __call__(
-        self,
-        x: Float[Array, 'B Q D'],
-        memory: Memory,
-        positions: Float[Array, 'B Q D'],
-        train: bool = False,
-    ) -> Float[Array, 'B L Q D']:
-        """Stack the outputs of all blocks; `positions` are added to queries and keys."""
-        outputs = []
-        for block in self.block:
-            x = block(x, memory, train, positions)
-            outputs.append(self.norm(x))
-        return jnp.stack(outputs, axis=1)
 
 
 class BoxHead(nn.Module):

@@ -245,6 +245,26 @@ class Stack(nn.Module):
         return x if self.norm is None else self.norm(x)
 
 
+class LayerOutputs(nn.Module):
+    """Blocks `block_0`, `block_1`, ..., and the layer norm `norm` on the output of each of them."""
+
+    make_block: Callable[[], Any]
+    depth: int
+
+    def setup(self) -> None:
+        self.block = [self.make_block() for _ in range(self.depth)]
+        last = self.block[-1]
+        self.norm = LayerNorm(last.norm_eps, dtype=last.dtype)
+
+    def __call__(self, x: Float[Array, 'B Q D'], *inputs: Any) -> Float[Array, 'B L Q D']:
+        """Stack the outputs of all blocks, which get further inputs."""
+        outputs = []
+        for block in self.block:
+            x = block(x, *inputs)
+            outputs.append(self.norm(x))
+        return jnp.stack(outputs, axis=1)
+
+
 class Embeddings(nn.Module):
     """Vectors of the source's and the target's tokens, and the matrix before the softmax.
 
