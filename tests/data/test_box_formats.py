@@ -11,7 +11,7 @@ from PIL import Image
 
 from vit_jax.__main__ import main
 from vit_jax.config import load, recipes
-from vit_jax.data import sources
+from vit_jax.data import numbering, sources
 from vit_jax.data.records import UnknownSplit
 from vit_jax.errors import UserError
 from vit_jax.inference import fine_tune
@@ -164,6 +164,22 @@ def test_records_are_those_of_the_same_data_in_coco_format(coco, tmp_path, writt
         sources.open_source(f'{kind}:{root}', 'tran')
 
 
+def test_classes_of_other_formats_are_matched_by_name(coco, tmp_path):
+    file = coco / 'instances_train.json'
+    file.write_text(file.read_text().replace('"name": "cat"', '"name": "emu"'))  # emu, dog
+    write_voc(coco, tmp_path / 'voc', 'voc')
+    write_yolo(coco, tmp_path / 'yolo', 'ultralytics', 'a line')
+    for xml in tmp_path.rglob('*.xml'):
+        xml.write_text(xml.read_text().replace('cat', 'emu'))  # dog, emu
+    (tmp_path / 'yolo' / 'data.yaml').write_text('names: [emu, dog, fox]\n')
+    infos = {
+        kind: sources.open_source(f'{kind}:{tmp_path / kind}', 'train').info
+        for kind in ('coco', 'voc', 'yolo')
+    }
+    numbers = [numbering.class_numbers(infos['voc'], infos[kind], '') for kind in ('coco', 'yolo')]
+    assert [array.tolist() for array in numbers] == [[1, 0], [1, 0]]
+
+
 def test_a_listing_changes_with_the_boxes(coco, tmp_path):
     root = tmp_path / 'yolo'
     write_yolo(coco, root, 'ultralytics', 'a line')
@@ -183,6 +199,60 @@ def test_splits_are_those_of_data_yaml(coco, tmp_path):
         assert sources.open_source(f'yolo:{root}', split).class_counts().tolist() == [1, 2]
     with pytest.raises(UnknownSplit, match='train2017'):
         sources.open_source(f'yolo:{root}', 'train')
+
+
+def test_absolute_folders_of_data_yaml_are_splits(coco, tmp_path):
+    root = tmp_path / 'yolo'
+    write_yolo(coco, root, 'ultralytics', 'a line')
+    (root / 'data.yaml').write_text(f'names: [cat, dog]\nval: {root}/images/train\n')
+    assert len(sources.open_source(f'yolo:{root}', 'val')) == 3
+
+
+@pytest.mark.parametrize('value', ['val.txt', '[images/a, images/b]', 'images/*'])
+def test_splits_that_list_files_in_data_yaml_are_refused(coco, tmp_path, value):
+    root = tmp_path / 'yolo'
+    write_yolo(coco, root, 'flat', 'a line')
+    (root / 'data.yaml').write_text(f'names: [cat, dog]\nval: {value}\n')
+    with pytest.raises(UserError, match='val') as error:
+        sources.open_source(f'yolo:{root}', 'train')  # it would hold the images of val too
+    assert not isinstance(error.value, UnknownSplit)
+
+
+def test_hidden_folders_are_not_splits(coco, tmp_path):
+    write_yolo(coco, tmp_path / 'yolo', 'flat', 'a line')
+    (tmp_path / 'yolo' / 'images' / '.ipynb_checkpoints').mkdir()
+    assert len(sources.open_source(f'yolo:{tmp_path / "yolo"}', 'train')) == 3
+
+
+def test_keypoints_after_a_box_are_ignored(coco, tmp_path):
+    root = tmp_path / 'yolo'
+    write_yolo(coco, root, 'ultralytics', 'a line')
+    (root / 'data.yaml').write_text('names: [cat, dog]\nkpt_shape: [2, 3]\n')
+    (root / 'labels' / 'train' / '2.txt').write_text('0 .5 .5 .25 .25 .1 .1 2 .9 .9 2\n')
+    assert sources.open_source(f'yolo:{root}', 'train')[2]['boxes'].tolist() == [[6, 6, 10, 10]]
+
+
+def test_a_byte_order_mark_is_skipped(coco, tmp_path):
+    write_yolo(coco, tmp_path / 'yolo', 'ultralytics', 'classes.txt')
+    write_voc(coco, tmp_path / 'voc', 'voc')
+    for file in [*tmp_path.rglob('*.txt'), *tmp_path.rglob('*.xml')]:
+        file.write_bytes(b'\xef\xbb\xbf' + file.read_bytes().replace(b'\n', b'\r\n'))
+    for kind in ('yolo', 'voc'):
+        source = sources.open_source(f'{kind}:{tmp_path / kind}', 'train')
+        assert source.info.class_names == ('cat', 'dog')
+        assert source.class_counts().tolist() == [1, 2]
+
+
+def test_folders_below_those_of_voc_are_splits(coco, tmp_path):
+    root = tmp_path / 'voc'
+    write_voc(coco, root, 'voc_lower')
+    for folder, suffix in (('images', '.png'), ('annotations', '.xml')):
+        for name, split in (('0', 'train'), ('1', 'train'), ('2', 'val')):
+            (root / folder / split).mkdir(exist_ok=True)
+            file = root / folder / f'{name}{suffix}'
+            file.rename(root / folder / split / file.name)
+    lengths = [len(sources.open_source(f'voc:{root}', split)) for split in ('train', 'val')]
+    assert lengths == [2, 1]
 
 
 @pytest.mark.parametrize('line', ['2 0.5 0.5 0.1 0.1', '0 0.5 0.5 0.1', '0 nan 0.5 0.1 0.1', 'cat'])
@@ -214,6 +284,12 @@ def test_a_folder_of_another_layout_is_refused(tmp_path):
                 '<annotation><object><name>cat</name></object></annotation>'
             ),
             "1.xml: object 'cat'",
+        ),
+        (
+            lambda root: (root / 'Annotations' / '1.xml').write_text(
+                (root / 'Annotations' / '1.xml').read_text().replace('<name>dog</name>', '')
+            ),
+            '1.xml',
         ),
     ],
 )

@@ -55,6 +55,7 @@ class Source:
     """
 
     kind = 'coco'
+    has_ids = True  # whether classes have ids, and are not only numbered in some order
 
     def __init__(self, path: str, split: str):
         root = pathlib.Path(path).expanduser()
@@ -76,7 +77,7 @@ class Source:
         if self._is_bare:
             log.warning('%s: %s', self._file, NO_ANNOTATIONS)
         names = tuple(str(c['name']) for c in categories)
-        ids = tuple(c['id'] for c in categories)
+        ids = tuple(c['id'] for c in categories) if self.has_ids else ()
         self.info = SourceInfo(len(categories), names, class_ids=ids)
 
     def __len__(self) -> int:

@@ -4,10 +4,10 @@
     PATH/SPLIT/a.xml, PATH/SPLIT/a.jpg         as Roboflow writes it
     PATH/a.xml, PATH/a.jpg                     as LabelImg writes it
 
-The first folders may also be called `annotations` and `images`. Without lists or folders of splits,
-all images are of `train`. The classes are the names of the objects of all splits, sorted. Corners
-are taken as written, except that the challenge's own files count pixels from 1. Images without an
-XML file are left out.
+The first folders may also be called `annotations` and `images`, and have a folder for each split
+instead of lists. Without lists or folders of splits, all images are of `train`. The classes are the
+names of the objects of all splits, sorted. Corners are taken as written, except that the
+challenge's own files count pixels from 1. Images without an XML file are left out.
 """
 
 from __future__ import annotations
@@ -55,9 +55,10 @@ class Source(yolo.Source):
         if missing := sorted(set(splits[split]) - set(files)):
             raise UserError(f'{self._name}: {split} lists {missing[0]}, which has no XML file')
         trees = {key: self._parse(file) for key, file in files.items()}
-        names = sorted({name for tree in trees.values() for name in map(_name, _objects(tree))})
+        texts = {name for tree in trees.values() for name in map(_name, _objects(tree))}
+        names = sorted(filter(None, texts))
         if not names:
-            raise UserError(f'{self._name}: no objects in the XML files of {self._file}')
+            raise UserError(f'{self._name}: no named objects in the XML files of {self._file}')
         pictures = _by_name(self._folder, yolo.SUFFIXES)
         images: list[dict[str, Any]] = []
         annotations: list[dict[str, Any]] = []
@@ -72,7 +73,7 @@ class Source(yolo.Source):
                 except (ValueError, TypeError, AttributeError):
                     raise UserError(
                         f'{self._name}: {self._file / files[key]}: object {_name(element)!r} has '
-                        f'no box of four numbers, {", ".join(CORNERS)}'
+                        f'no name, or no box of four numbers, {", ".join(CORNERS)}'
                     ) from None
                 annotations.append(row)
         categories = [{'id': i, 'name': name} for i, name in enumerate(names)]
@@ -102,19 +103,21 @@ def _by_name(folder: pathlib.Path, suffixes: Sequence[str]) -> dict[str, str]:
 
 def _find_splits(root: pathlib.Path, files: Files, is_flat: bool) -> dict[str, list[str]]:
     """Find the images of each split, named by their paths without suffix."""
+    by_folder: dict[str, list[str]] = {}
+    for key in files:
+        folder, separator, _ = key.partition('/')
+        by_folder.setdefault(folder if separator else 'train', []).append(key)
     splits: dict[str, list[str]] = {}
-    if is_flat:
-        for key in files:
-            folder, file_name, _ = key.partition('/')
-            splits.setdefault(folder if file_name else 'train', []).append(key)
-    else:
+    if not is_flat:
         lists = {f.stem: f for f in sorted((root / 'ImageSets' / 'Main').glob('*.txt'))}
         for name, file in lists.items():
             # The challenge also lists the images by class, such as in `cat_train.txt`.
             if name.rpartition('_')[2] not in lists or '_' not in name:
-                lines = paths.read_bytes(file, paths.TABLE).decode(errors='replace').splitlines()
+                lines = yolo.read_lines(file, 'replace')
                 splits[name] = list(filter(None, map(str.strip, lines)))
-        splits = splits or {'train': list(files)}
+    if not splits:
+        has_folders = 'train' in by_folder and all('/' in key for key in files)
+        splits = by_folder if is_flat or has_folders else {'train': list(files)}
     coco.add_train(splits)
     return splits
 

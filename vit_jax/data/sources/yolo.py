@@ -10,7 +10,8 @@ Instead of `data.yaml`, `classes.txt` or `obj.names` may have a name per line. S
 at SPLIT, and the keys `train`, `val` and `test` of `data.yaml`; without a split, all images are of
 `train`. A line of a text file is a box: its class, and center, width and height as shares of the
 image's size, and possibly a confidence, which is ignored; or its class and the corners of a polygon
-in this box. Images without a file have no boxes.
+in this box; or, if `data.yaml` has `kpt_shape`, a box and its keypoints, which are ignored. Images
+without a file have no boxes.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class Source(coco.Source):
     """Records {image, boxes, labels, crowd, areas, ids}, sorted by file name; see `coco.Source`."""
 
     kind = 'yolo'
+    has_ids = False
 
     def __init__(self, path: str, split: str):
         root = pathlib.Path(path).expanduser()
@@ -51,7 +53,7 @@ class Source(coco.Source):
         annotations: list[dict[str, Any]] = []
         for image in images:
             file = labels / pathlib.Path(image['file_name']).with_suffix('.txt')
-            annotations += _read_boxes(file, image, len(names), len(annotations), self._name)
+            annotations += _read_boxes(file, image, content, len(annotations), self._name)
         categories = [{'id': i, 'name': name} for i, name in enumerate(names)]
         if not images:
             raise UserError(f'{self._name}: no images in {self._folder}')
@@ -90,11 +92,10 @@ def _read_content(root: pathlib.Path, name: str) -> tuple[pathlib.Path, dict[str
             + ' or '.join(NAMES)
         )
     try:
-        text = paths.read_bytes(files[0], paths.TABLE)
         if files[0].name in NAMES:
-            content = {'names': list(filter(None, map(str.strip, text.decode().splitlines())))}
+            content = {'names': list(filter(None, map(str.strip, read_lines(files[0]))))}
         else:
-            content = yaml.safe_load(text)
+            content = yaml.safe_load(paths.read_bytes(files[0], paths.TABLE))
     except (OSError, ValueError, yaml.YAMLError) as error:
         first = str(error).partition('\n')[0]
         raise UserError(f'{name}: cannot read {files[0]}: {first}') from error
@@ -102,7 +103,10 @@ def _read_content(root: pathlib.Path, name: str) -> tuple[pathlib.Path, dict[str
     if isinstance(names, dict) and sorted(names) == list(range(len(names))):
         names = [names[i] for i in range(len(names))]
     if not isinstance(names, list) or not names:
-        raise UserError(f'{name}: {files[0]} has no list of names, such as names: [cat, dog]')
+        raise UserError(
+            f'{name}: {files[0]} has no list of names, such as names: [cat, dog], or names with '
+            'numbers from 0'
+        )
     return files[0], content | {'names': list(map(str, names))}
 
 
@@ -110,9 +114,9 @@ def _find_split(
     root: pathlib.Path, split: str, content: dict[str, Any], name: str
 ) -> tuple[pathlib.Path, pathlib.Path]:
     """Find the folders of images and of labels."""
-    folders = {f.parent.name: f for f in sorted(root.glob('*/images')) if f.is_dir()}
+    folders = {f.parent.name: f for f in sorted(root.glob('[!.]*/images')) if f.is_dir()}
     pairs = {key: (folder, folder.parent / 'labels') for key, folder in folders.items()}
-    for folder in sorted((root / 'images').glob('*')):
+    for folder in sorted((root / 'images').glob('[!.]*')):
         if folder.is_dir():
             pairs[folder.name] = folder, root / 'labels' / folder.name
     for folder in sorted(root.glob('obj_*_data')):
@@ -121,29 +125,41 @@ def _find_split(
         pairs['train'] = root / 'images', root / 'labels'
     if not pairs:
         raise UserError(f'{name}: neither images/SPLIT nor SPLIT/images is in this folder')
-    by_folder = {pair[0]: pair for pair in pairs.values()}
-    for key in KEYS:
-        parts = pathlib.PurePosixPath(str(content.get(key))).parts
-        folder = root.joinpath(*(part for part in parts if part not in ('/', '..')))
-        if folder in by_folder:
-            pairs.setdefault(key, by_folder[folder])
+    by_folder = {pair[0].resolve(): pair for pair in pairs.values()}
+    for key in [key for key in KEYS if key not in pairs]:
+        value = content.get(key)
+        if isinstance(value, list) or str(value).endswith('.txt') or '*' in str(value):
+            raise UserError(
+                f'{name}: {key}: {value} of its data.yaml is not a folder: put the images into '
+                f'images/{key} and their boxes into labels/{key}'
+            )
+        parts = pathlib.PurePosixPath(str(value)).parts
+        inside = root.joinpath(*(part for part in parts if part not in ('/', '..')))
+        for folder in (inside.resolve(), pathlib.Path(str(value)).resolve()):
+            if folder in by_folder:
+                pairs[key] = by_folder[folder]
     coco.add_train(pairs)
     if split not in pairs:
         raise UnknownSplit.from_splits(name, split, sorted(pairs))
     return pairs[split]
 
 
+def read_lines(file: pathlib.Path, errors: str = 'strict') -> list[str]:
+    """Read the lines of a text file, without a byte order mark."""
+    return paths.read_bytes(file, paths.TABLE).decode('utf-8-sig', errors).splitlines()
+
+
 def _read_boxes(
-    file: pathlib.Path, image: dict[str, Any], classes: int, first: int, name: str
+    file: pathlib.Path, image: dict[str, Any], content: dict[str, Any], first: int, name: str
 ) -> list[dict[str, Any]]:
-    """Read the boxes of an image, numbered from `first`."""
+    """Read the boxes of an image, numbered from `first`; `content` is that of `data.yaml`."""
     if not file.is_file():
         return []
     annotations = []
-    lines = paths.read_bytes(file, paths.TABLE).decode(errors='replace').splitlines()
-    for row, line in enumerate(filter(str.strip, lines), 1):
+    classes, has_keypoints = len(content['names']), bool(content.get('kpt_shape'))
+    for row, line in enumerate(filter(str.strip, read_lines(file, 'replace')), 1):
         try:
-            label, (x, y, w, h) = _parse_line(line, classes)
+            label, (x, y, w, h) = _parse_line(line, classes, has_keypoints)
         except ValueError:
             raise UserError(
                 f'{name}: {file}, line {row}: {line[:60]!r} is not a class below {classes}, and '
@@ -157,12 +173,14 @@ def _read_boxes(
     return annotations
 
 
-def _parse_line(line: str, classes: int) -> tuple[int, tuple[float, ...]]:
+def _parse_line(line: str, classes: int, has_keypoints: bool) -> tuple[int, tuple[float, ...]]:
     """Parse a class and its center, width and height; ValueError for other lines."""
     label, *values = map(float, line.split())
     if label not in range(classes) or not all(map(math.isfinite, values)):
         raise ValueError
-    if len(values) >= 6 and len(values) % 2 == 0:  # a polygon
+    if has_keypoints:
+        values = values[:4]
+    elif len(values) >= 6 and len(values) % 2 == 0:  # a polygon
         (x0, x1), (y0, y1) = ((min(side), max(side)) for side in (values[::2], values[1::2]))
         values = [(x0 + x1) / 2, (y0 + y1) / 2, x1 - x0, y1 - y0]
     if len(values) not in (4, 5):  # the fifth is a confidence
