@@ -44,12 +44,26 @@ def test_a_segment_that_others_cover_is_dropped():
     assert found == [('sky', 24 * 24, [8, 0, 24, 24]), ('car', 8 * 24, [0, 0, 8, 24])]
 
 
-def test_instances_lie_over_each_other_the_best_on_top():
-    """Each row of `queries` is a mask, which two classes may share."""
+def test_instances_are_whole_and_may_share_a_mask():
+    """Each row of `queries` is a mask: AP compares it whole, not only what others leave of it."""
     made = prediction(labels=np.array([0, 1, 2]), queries=np.array([0, 0, 2]))
     found = rows(made, 0.5)
-    assert found == [('road', 24 * 24, [8, 0, 24, 24]), ('car', 8 * 24, [0, 0, 8, 24])]
+    left = [(name, 8 * 24, [0, 0, 8, 24]) for name in ('car', 'sky')]
+    assert found == [('road', 24 * 24, [8, 0, 24, 24]), *left]
     assert rows(made, 0.99) == []
+    boxes = np.array([[0, 0, 0.5, 0.5], [0.25, 0, 0.75, 1], [0, 0, 1, 1]], np.float32)
+    assert [row[2] for row in rows({**made, 'boxes': boxes}, 0.5)] == [
+        [0, 0, 32, 24],
+        [0, 0, 20, 16],
+        [10, 0, 20, 24],
+    ]
+
+
+def test_in_the_picture_the_best_instance_is_on_top():
+    made = prediction(labels=np.array([0, 1, 2]), queries=np.array([0, 0, 2]))
+    context = Context((), argparse.Namespace(threshold=0.5))
+    (numbers, queries), _ = viz.Viz().find_segments(made, photo(), context)
+    assert queries.tolist() == [0, 2] and numbers[0].tolist() == [1] * 8 + [2] * 24
 
 
 def test_a_segment_for_each_class_of_pixels():

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax.array_types import Bool, Int
 from vit_jax.ops import panoptic
 from vit_jax.ops.panoptic import Segments
-from vit_jax.viz import segment_panoptic
+from vit_jax.viz import detect, segment_panoptic
 from vit_jax.viz.photo import Context, Fields, Photo
 from vit_jax.viz.segment_panoptic import to_file_pixels
 
@@ -25,6 +26,23 @@ class Viz(segment_panoptic.Viz):
     def adapt_task(self, task: Any, context: Context) -> Any:
         """Remove the size of the data's largest image from the task, since files may be larger."""
         return dataclasses.replace(task, frame=None)
+
+    def rows(self, prediction: Fields, photo: Photo, context: Context) -> list[dict[str, Any]]:
+        """Return the segments, sorted by area, see `segment_panoptic.Viz.rows`.
+
+        Instances may overlap; a box is the predicted one if the model predicts boxes.
+        """
+        if 'queries' not in prediction:
+            return super().rows(prediction, photo, context)
+        threshold = context.flags.threshold
+        masks, indices, instances = _find_instances(prediction, threshold, self.weighted)
+        rows: list[dict[str, Any]] = []
+        for mask, index in zip(masks[::-1], indices[::-1].tolist(), strict=True):
+            pixels = to_file_pixels(mask.astype(np.int8), photo) > 0
+            if pixels.any():
+                row = segment_panoptic.segment_row(len(rows) + 1, pixels, index, instances, context)
+                rows.append(row | _predicted_box(prediction, index, photo))
+        return sorted(rows, key=lambda row: -row['area'])
 
     def labels(self, prediction: Fields, queries: np.ndarray, context: Context) -> list[str]:
         """Return the label of each segment: its class, and its score if it has one."""
@@ -76,8 +94,20 @@ def _classes(prediction: Fields, photo: Photo) -> tuple[Segments, Fields]:
 def _instances(
     prediction: Fields, photo: Photo, threshold: float, weighted: bool
 ) -> tuple[Segments, Fields]:
-    """Return the instances whose score, if `weighted` times the mean probability of their mask, is
-    above `threshold`; the best are on top.
+    """Return the visible pixels of the instances, of which the best are on top."""
+    masks, indices, instances = _find_instances(prediction, threshold, weighted)
+    numbers = np.zeros(masks.shape[1:], int)
+    for number, mask in enumerate(masks, start=1):
+        numbers[mask] = number
+    return _visible(to_file_pixels(numbers, photo), indices), instances
+
+
+def _find_instances(
+    prediction: Fields, threshold: float, weighted: bool
+) -> tuple[Bool[np.ndarray, 'K h w'], Int[np.ndarray, ' K'], Fields]:
+    """Return masks and indices of the instances whose score, if `weighted` times the mean
+    probability of their mask, is above `threshold`, the best last; and the prediction with these
+    scores.
     """
     rows = np.flatnonzero(prediction['scores'] > threshold)  # weights are at most 1
     logits = panoptic.mask_logits(prediction, prediction['queries'][rows])
@@ -85,13 +115,17 @@ def _instances(
     if weighted:
         total = (panoptic.sigmoid(logits) * is_inside).sum((1, 2))
         scores[rows] *= total / (is_inside.sum((1, 2)) + 1e-6)
-    numbers, segments = np.zeros(logits.shape[1:], int), []
-    for i in np.argsort(scores[rows], kind='stable').tolist():
-        if scores[rows[i]] > threshold:
-            segments.append(rows[i])
-            numbers[is_inside[i]] = len(segments)
+    order = np.argsort(scores[rows], kind='stable')
+    order = order[scores[rows[order]] > threshold]
     instances = {**prediction, 'scores': scores, 'things': np.ones(len(scores), bool)}
-    return _visible(to_file_pixels(numbers, photo), np.array(segments, int)), instances
+    return is_inside[order], rows[order], instances
+
+
+def _predicted_box(prediction: Fields, index: int, photo: Photo) -> dict[str, list[float]]:
+    if 'boxes' not in prediction:
+        return {}
+    (box,) = detect.to_file_boxes(prediction['boxes'][[index]], photo)
+    return {'bbox': [round(float(side), 2) for side in box]}
 
 
 def _visible(numbers: np.ndarray, queries: np.ndarray) -> Segments:

@@ -43,7 +43,7 @@ class Viz(detect.Viz):
         """
         (numbers, queries), prediction = self.find_segments(prediction, photo, context)
         rows = [
-            _row(number, numbers == number, int(query), prediction, context)
+            segment_row(number, numbers == number, int(query), prediction, context)
             for number, query in enumerate(queries, start=1)
         ]
         return sorted(rows, key=lambda row: -row['area'])
@@ -183,13 +183,14 @@ def run_lengths(mask: Bool[np.ndarray, 'Y X']) -> list[int]:
     return [0, *lengths] if flat[0] else lengths
 
 
-def _row(
+def segment_row(
     number: int,
     mask: np.ndarray,
     query: int,
     prediction: Fields,
     context: Context,
 ) -> dict[str, Any]:
+    """Return the row of a segment with these pixels, see `Viz.rows`."""
     class_id, is_thing = int(prediction['labels'][query]), bool(prediction['things'][query])
     return {
         'id': number,
