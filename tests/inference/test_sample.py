@@ -131,6 +131,7 @@ def test_a_folder_an_array_and_pictures(folder, tmp_path, capsys, one_device):
         (['--out', 'x.png', '--classes', '10'], ('class', '10')),
         (['--out', 'x.gif'], 'x.gif'),
         (['--out', 'x.npz', '--trajectory'], '--trajectory is drawn'),
+        (['--out', 'x.png', '--steps', '1', '--trajectory'], ('--trajectory', '--steps 2')),
         (['--out', 'x.png', '--steps', '0'], ('steps=0', '1')),
         (['--out', 'x.png', '--guidance', 'nan'], ('guidance=nan', '0')),
         (['--out', 'x.png', '--count', '200'], ('2,000', 'images')),

@@ -39,6 +39,8 @@ def main(argv: Sequence[str]) -> int:
     run = run.adapted(task=with_sampling_flags(run.task, args))
     classes = sample.check_classes(parse_classes(args.classes, run.class_names), run)
     total = len(classes) * args.count
+    if args.trajectory and run.task.steps == 1:
+        raise UserError('--trajectory: one step has no intermediate images: give --steps 2 or more')
     frames = min(FRAMES, run.task.steps - 1) if args.trajectory else 0
     times = (run.task.frame_steps(frames) / run.task.steps).tolist()
     write = make_writer(args, total, run.class_names, times)

@@ -167,7 +167,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
         '--steps',
         type=int,
         metavar='N',
-        help="number of steps from noise to images (default: the task's, 50)",
+        help="number of steps from noise to images (default: the task's)",
     )
     add('--sampler', choices=('heun', 'euler'), help="solver (default: the task's)")
 
