@@ -20,7 +20,7 @@ from vit_jax.evaluators import coco_ap, panoptic_quality
 from vit_jax.models import vit
 from vit_jax.runtime import sharding
 from vit_jax.tasks import base, classify
-from vit_jax.trainer import build, evaluate, train
+from vit_jax.trainer import build, evaluate, measure, train
 from vit_jax.trainer.evaluations import open_evals
 from vit_jax.trainer.program import compile_steps
 
@@ -343,6 +343,12 @@ def evaluated(one_device, evaluated_run, capsys):
 def test_evaluate_repeats_them(evaluated_run, evaluated):
     result = json.loads((evaluated_run / 'result.json').read_text())
     assert evaluated() == pytest.approx({'step': 20, **result}, abs=0.01)
+
+
+def test_an_evaluator_may_be_repeated_with_other_keywords():
+    groups = measure._evaluator_groups(['knn(k=5)', 'knn', 'knn(k=20)'], None)
+    numbers = {name: group.get('k') for name, group in groups.items()}
+    assert numbers == {'knn': 5, 'knn_2': None, 'knn_3': 20}
 
 
 @pytest.mark.slow

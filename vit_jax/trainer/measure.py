@@ -139,6 +139,8 @@ def _without_texts(entry: Entry) -> Entry:
 def _evaluator_groups(evaluators: Sequence[str], fit: str | None) -> dict[str, dict[str, Any]]:
     """`fewshot(seeds=5)` -> {'fewshot': {'evaluator': 'fewshot', 'seeds': 5, 'fit': 'train'}}.
 
+    The second with the same name is `fewshot_2`.
+
     Args:
       evaluators: Their names, with keywords or without.
       fit: The split that they learn from, if they learn; None for the default.
@@ -148,11 +150,14 @@ def _evaluator_groups(evaluators: Sequence[str], fit: str | None) -> dict[str, d
     """
     if fit is not None and not evaluators:
         raise UserError(f'--fit {fit!r}: no --evaluator learns from it')
-    groups = {}
+    groups, counts = {}, collections.Counter[str]()
     for text in evaluators:
         name, keywords = signatures.parse_keywords(text, f'--evaluator {text!r}')
         fitted = {'fit': fit or _FIT} if objects.evaluator_class(name).learns else {}
-        groups[name.rpartition('.')[-1]] = {'evaluator': name, **keywords, **fitted}
+        title = name.rpartition('.')[-1]
+        counts[title] += 1
+        title += f'_{counts[title]}' if counts[title] > 1 else ''
+        groups[title] = {'evaluator': name, **keywords, **fitted}
     return groups
 
 
