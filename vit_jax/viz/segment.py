@@ -32,13 +32,15 @@ class Viz(segment_panoptic.Viz):
 
         Instances may overlap; a box is the predicted one if the model predicts boxes.
         """
-        if 'queries' not in prediction:
+        if 'segmentation' in prediction or 'queries' not in prediction:
             return super().rows(prediction, photo, context)
         threshold = context.flags.threshold
         masks, indices, instances = _find_instances(prediction, threshold, self.weighted)
+        _, height, width = masks.shape
+        places = to_file_pixels(np.arange(height * width).reshape(height, width), photo)
         rows: list[dict[str, Any]] = []
         for mask, index in zip(masks[::-1], indices[::-1].tolist(), strict=True):
-            pixels = to_file_pixels(mask.astype(np.int8), photo) > 0
+            pixels = np.append(mask, False)[places]  # -1, outside of the model's view, is the last
             if pixels.any():
                 row = segment_panoptic.segment_row(len(rows) + 1, pixels, index, instances, context)
                 rows.append(row | _predicted_box(prediction, index, photo))
