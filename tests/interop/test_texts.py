@@ -127,6 +127,28 @@ def test_transformers_encodes_by_what_is_written(kind, tmp_path):
         assert encode('caption', text)[: len(ids)].tolist() == ids
 
 
+@pytest.mark.parametrize('kind', ['spiece.model', 'tokenizer.json'])
+def test_a_run_s_vocabulary_is_written_under_its_name_in_transformers(kind, folder, tmp_path):
+    """A run has it as vocab.model."""
+    spiece(tmp_path / kind) if kind == 'spiece.model' else tokenizer_json(tmp_path)
+    small().save_pretrained(tmp_path)
+    imported = interop.read(tmp_path)
+    kept = (tmp_path / kind).rename(tmp_path / 'vocab.model')
+    trained = _with_data(imported, vocab=str(kept))
+    assert interop.write(trained, tmp_path / 'out') == ()
+    assert interop.read(tmp_path / 'out').transforms.endswith(imported.transforms)
+
+    plain = imported.transforms.replace('canonicalize', 'lower').replace(", pad='pad'", ', pad=3')
+    notes = interop.write(_with_data(trained, transforms=plain), tmp_path / 'other')
+    assert len(notes) == 1 and ('lost' if kind == 'spiece.model' else 'prepare texts') in notes[0]
+    (note,) = interop.write(_with_data(trained, vocab='bytes'), tmp_path / 'bytes')
+    assert 'vocabulary is lost' in note
+
+
+def _with_data(imported, **values):
+    return anew(imported.with_groups(data={**imported.config.data, **values}))
+
+
 def test_a_tokenizer_s_file_is_a_vocabulary(tmp_path):
     tokenizer_json(tmp_path)
     vocab = vocabulary.load_vocabulary(tmp_path / 'tokenizer.json')

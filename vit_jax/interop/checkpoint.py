@@ -233,14 +233,11 @@ def write(imported: TrainedModel, path: str | os.PathLike[str]) -> tuple[str, ..
     unrolled = dataclasses.replace(imported, params=traverse_util.unflatten_dict(flat, sep='/'))
     written = _with_transforms(Written(*build(unrolled)), imported.transforms)
     written = _record_problem_type(written, imported)
-    other_files = {} if is_npz else texts.tokenizer_files(imported)
+    other_files, notes = ({}, ()) if is_npz else texts.tokenizer_files(imported)
     _write(written._replace(others={**written.others, **other_files}), place)
     if is_npz and imported.class_names:
-        return (
-            *written.notes,
-            'class names are lost: an .npz file cannot store them',
-        )
-    return written.notes
+        notes = ('class names are lost: an .npz file cannot store them',)
+    return (*written.notes, *notes)
 
 
 def _write(written: Written, place: str) -> None:
