@@ -55,6 +55,20 @@ def test_files_are_averaged_with_their_weights(files, tmp_path):
     assert call(*files, '--out', out) == 2  # it is there already
 
 
+def test_of_a_student_the_encoder_is_written(repo, tmp_path):
+    """As by `convert`, as no code base has its projector."""
+    student, names = (
+        repo / 'tests' / 'golden' / 'run_lejepa',
+        [tmp_path / 'a.npz', tmp_path / 'b.npz'],
+    )
+    assert call(student, student, '--out', names[0]) == 0
+    assert cli.main(['convert', str(student), str(names[1])]) == 0
+    mixed, one = (dict(np.load(name)) for name in names)
+    assert mixed.keys() == one.keys()
+    for name, values in mixed.items():
+        np.testing.assert_allclose(values, one[name], rtol=1e-6, err_msg=name)
+
+
 def test_equal_weights_and_more_than_two(ends):
     first, second = ends
     mixed = soup.mix([first, second, first])

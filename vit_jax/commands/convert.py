@@ -38,12 +38,8 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     check_target(args.dst, 'dst')
     from vit_jax.inference import load
-    from vit_jax.interop import families
 
-    trained = load.read(args.src, allowed=args.allow)
-    if not families.writers(str(trained.settings.model.name)):
-        trained = load.backbone(trained)  # such as the encoder of a DINOv2
-    write(trained, args.dst, args.src)
+    write(load.read(args.src, allowed=args.allow), args.dst, args.src)
     return 0
 
 
@@ -71,12 +67,18 @@ def check_target(dst: str, flag: str) -> None:
 
 
 def write(trained: Any, dst: str, title: str) -> None:
-    """Write a model to `dst`, and print its contents and notes; `title` begins the first line."""
+    """Write a model to `dst`, and print its contents and notes; `title` begins the first line.
+
+    Of a model that no family writes, such as the student of a DINOv2, it is the encoder.
+    """
     import jax
 
-    from vit_jax.interop import checkpoint
+    from vit_jax.inference import load
+    from vit_jax.interop import checkpoint, families
     from vit_jax.storage.model_ref import ModelRef
 
+    if not families.writers(str(trained.settings.model.name)):
+        trained = load.backbone(trained)
     notes = checkpoint.write(trained, dst)
     count = sum(x.size for x in jax.tree.leaves(trained.params))
     size = ' for {1} x {0} images'.format(*trained.image_size) if trained.image_size else ''
