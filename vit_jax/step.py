@@ -22,7 +22,7 @@ from vit_jax.config.run import Durations, Step, average_key
 from vit_jax.errors import UserError
 from vit_jax.nn import stochastic
 from vit_jax.optim import param_groups, schedules
-from vit_jax.tasks.base import Snapshot, Task
+from vit_jax.tasks.base import NO_AVERAGE, Snapshot, Task
 
 PyTree = Any
 Batch = dict[str, Any]
@@ -417,7 +417,7 @@ class TrainApply:
 
     def average(self, *inputs: Any, method: str | None = None, **options: Any) -> Any:
         if self.ema is None:
-            raise UserError('config.step.ema_decay=0: the task needs an average, such as 0.996')
+            raise UserError(NO_AVERAGE)
         options = {'train': False} | options if method is None else {'method': method} | options
         variables = {'params': self.ema, **self.collections}
         outputs = self.model.apply(variables, *inputs, rngs=self._next_keys(), **options)

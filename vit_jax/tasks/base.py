@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 Batch = dict[str, Any]
 Sums = dict[str, tuple[Any, Any]]
+NO_AVERAGE = (
+    'config.step.ema_decay=0: the task needs an average, such as 0.996, which schedule-free '
+    'optimizers and config.lora do not keep'
+)
 
 
 @runtime_checkable
@@ -124,7 +128,7 @@ class Snapshot(NamedTuple):
         @functools.wraps(train_step)
         def copying_step(state: Any, batch: Batch) -> Any:
             if state.ema is None:
-                raise UserError('config.step.ema_decay=0: the task needs an average, such as 0.996')
+                raise UserError(NO_AVERAGE)
             due, copies = self.due(state.step), dict(state.other_emas)
             copies[self.name] = jax.tree.map(
                 functools.partial(jnp.where, due), self.select(state.ema), copies[self.name]
