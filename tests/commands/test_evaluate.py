@@ -34,6 +34,14 @@ def results(capsys, *words):
     return json.loads(capsys.readouterr().out)
 
 
+def test_a_missing_run_is_called_missing(tmp_path, capsys):
+    assert main(['evaluate', str(tmp_path / 'gone')]) == 2
+    assert 'no such file or folder' in capsys.readouterr().err
+    (tmp_path / 'empty').mkdir()
+    assert main(['evaluate', str(tmp_path / 'empty')]) == 2
+    assert '--source' in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_results_are_named_by_the_split_that_is_given(smoke_run, capsys):
     record = results(capsys, '--workdir', smoke_run, '--split', 'train[:12.5%]')

@@ -92,7 +92,8 @@ def main(argv: Sequence[str]) -> int:
     if (
         args.workdir is None
         and None in (args.source, args.split)
-        and ModelRef.parse(args.model).find_run() is None
+        and (ref := ModelRef.parse(args.model)).find_run() is None
+        and ref.exists()  # else reading it says so
     ):
         raise UserError(
             f'{args.model!r} is not a run, so its data are unknown: give --source and --split'

@@ -120,6 +120,11 @@ class ModelRef:
         match = _NPZ_PART.fullmatch(url)
         return (match[1], match[2].strip('/')) if match else (url, '')
 
+    def exists(self) -> bool:
+        """Return whether there is such a file or folder; true for a URL."""
+        url, _ = self.locate()
+        return '://' in url or os.path.exists(url)
+
     def find_run(self, step: Step = None) -> RunCheckpoint | None:
         """Look for the run with this checkpoint; None if the reference is not to a run.
 
