@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -11,6 +12,7 @@ from helpers.hub_server import Hub, serve
 
 import vit_jax
 from vit_jax.__main__ import main
+from vit_jax.storage import paths, run_folder
 
 hub = pytest.importorskip('huggingface_hub')
 REPO = 'lab/digits'
@@ -66,6 +68,16 @@ def test_a_model_without_another_form_is_a_run(repo, server, tmp_path, capsys):
     for a, b in zip(jax.tree.leaves(stored), jax.tree.leaves(written), strict=True):
         np.testing.assert_array_equal(a, b)
     assert main(['push', str(run), REPO, '--dry-run', str(folder)]) == 2  # it exists
+
+
+def test_a_run_s_statistics_of_teachers_are_pushed(repo, server, tmp_path, capsys):
+    run = shutil.copytree(repo / 'tests' / 'golden' / 'run_agglomerate', tmp_path / 'run')
+    (run / 'statistics_1.npz').write_bytes(b'of the second teacher')
+    assert main(['push', str(run), REPO, '--dry-run', str(tmp_path / 'files')]) == 0
+    assert (tmp_path / 'files' / 'statistics_1.npz').read_bytes() == b'of the second teacher'
+    assert run_folder.reason_reserved(run / 'statistics_1.npz')
+    run_folder.clear(paths.path(run))
+    assert not [*run.iterdir()]
 
 
 @pytest.mark.parametrize(

@@ -127,8 +127,9 @@ def _copy_run(trained: TrainedModel, folder: pathlib.Path) -> None:
             shutil.copyfileobj(stored, copy)
     config = run_folder.read_config(run)
     paths.write_text_atomic(folder / run_folder.CONFIG, json.dumps(config, indent=2))
-    if (vocab := run / run_folder.VOCAB).is_file():
-        (folder / run_folder.VOCAB).write_bytes(paths.read_bytes(vocab))
+    for kept in run.iterdir():
+        if kept.name == run_folder.VOCAB or run_folder.is_kept_file(kept.name):
+            (folder / kept.name).write_bytes(paths.read_bytes(kept))
 
 
 def _library(folder: pathlib.Path) -> str:
