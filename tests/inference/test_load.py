@@ -347,3 +347,9 @@ def test_predictions_of_a_path_of_pillows_image_and_of_an_array(smoke_run, tmp_p
 def test_a_file_without_data_is_not_evaluated_on_any(npz):
     with pytest.raises(UserError, match=r'source.*split'):
         vit_jax.evaluate(npz[0])
+
+
+def test_a_part_of_a_run_is_refused_by_name(repo):
+    run = repo / 'tests' / 'golden' / 'run_siglip2'
+    with pytest.raises(UserError, match=r"parts such as 'vision'.*config\.init\.select"):
+        load.read(f'{run}:vision')

@@ -163,6 +163,11 @@ def read(
     if (run := ref.find_run(step)) is None:
         if step is not None or average != 1 or adaptor:
             raise UserError(f'{path} is not a run: step, average and adaptor apply to runs')
+        if ref.part and ModelRef.parse(ref.file).find_run():
+            raise UserError(
+                f'{path}: only files have parts such as {ref.part!r}: name the run {ref.file}, and '
+                'some of its parameters by config.init.select'
+            )
         return checkpoint.read(ref, mean, std, image_size)
     if mean is not None or std is not None:
         raise UserError(f'{path}: mean and std apply to other code bases, not to a run')
