@@ -128,7 +128,7 @@ def _copy_run(trained: TrainedModel, folder: pathlib.Path) -> None:
     config = run_folder.read_config(run)
     paths.write_text_atomic(folder / run_folder.CONFIG, json.dumps(config, indent=2))
     for kept in run.iterdir():
-        if kept.name == run_folder.VOCAB or run_folder.is_kept_file(kept.name):
+        if kept.name == run_folder.VOCAB or run_folder.KEPT_FILE.fullmatch(kept.name):
             (folder / kept.name).write_bytes(paths.read_bytes(kept))
 
 

@@ -44,6 +44,7 @@ PROFILE = 'profile'
 WRITERS = 'writers.json'
 WANDB = 'wandb'
 VOCAB = 'vocab.model'
+KEPT_FILE = re.compile(r'statistics_\d+\.npz')  # a name of `kept_file`
 CHECKPOINTS = 'checkpoints'
 REJECTED = 'rejected'  # subfolder of `checkpoints/` for rejected steps
 EVENTS = 'events.out.tfevents.'
@@ -99,11 +100,6 @@ def read_config(folder: paths.Path) -> dict[str, Any] | None:
 def kept_file(name: str) -> str:
     """Name the copy of a file that a task reads, such as `statistics[0]`."""
     return f'{name.replace("[", "_").replace("]", "")}.npz'
-
-
-def is_kept_file(name: str) -> bool:
-    """Return whether a file of a run has a name of `kept_file`."""
-    return re.fullmatch(r'statistics_\d+\.npz', name) is not None
 
 
 def _saved_config(folder: paths.Path) -> dict[str, Any] | None:
@@ -235,7 +231,7 @@ def clear(folder: paths.Path) -> None:
     """Delete all files of a run except the lock, which the caller must hold."""
     names = (CONFIG, METRICS, TIMES, RESULT, CURVES, VOCAB, WRITERS)
     for file in list(folder.iterdir()):
-        if file.name in names or file.name.startswith(EVENTS) or is_kept_file(file.name):
+        if file.name in names or file.name.startswith(EVENTS) or KEPT_FILE.fullmatch(file.name):
             file.unlink()
         elif file.name in (CHECKPOINTS, PROFILE, WANDB):
             paths.remove(file)
@@ -259,7 +255,7 @@ def reason_reserved(file: str | os.PathLike[str]) -> str:
         if folder.name == CHECKPOINTS and _holds_run(folder.parent):
             return f'{folder} holds the checkpoints of a run'
     run_files = (CONFIG, METRICS, TIMES, RESULT, VOCAB, WRITERS)
-    is_own = path.name in run_files or is_kept_file(path.name)
+    is_own = path.name in run_files or KEPT_FILE.fullmatch(path.name)
     return 'it belongs to the run itself' if is_own and _holds_run(path.parent) else ''
 
 
