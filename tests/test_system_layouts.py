@@ -34,7 +34,10 @@ EIGHT = {
 # updates.
 ADAM_ON_ROUNDING = 'experiments/translate/multi30k.py'
 # Norms of whole batches need one step of one program.
-LEJEPA, WITHOUT_STATISTICS = 'experiments/lejepa/cifar10.py', ('model.projector_norm=layer',)
+WITHOUT_STATISTICS = {
+    'experiments/lejepa/cifar10.py': ('model.projector_norm=layer',),
+    'experiments/pmt/scenes.py': ('model.map_norm=none',),
+}
 SYSTEMS = one_of_each_kind('experiments/vit/digits.py')
 # A config and what it is given: losses that couple rows, and images of mixed sizes, for which each
 # step draws a length.
@@ -84,7 +87,7 @@ def trained(path: str, name: str, given: tuple[str, ...] = ()) -> list[dict[str,
 )
 def test_a_system_trains_alike_in_every_layout(path, name):
     whole = name in ('jit', 'fsdp')
-    given = WITHOUT_STATISTICS if path == LEJEPA and not whole else ()
+    given = () if whole else WITHOUT_STATISTICS.get(path, ())
     for step, expected in zip(trained(path, name, given), trained(path, 'one', given), strict=True):
         if path == ADAM_ON_ROUNDING:
             assert step['update_norm'] == pytest.approx(expected['update_norm'], rel=1e-3)
