@@ -116,7 +116,7 @@ def test_a_run_is_named_first_or_by_a_flag(argv, repo, capsys):
         (['predict', '{}@last', 'a.png'], 'finished steps: 2'),
         (['evaluate', '{}@2', '--step', '1'], 'step 2'),
         (['evaluate', '{}', '--workdir', '{}'], 'run_vit'),
-        (['evaluate', 'nothing'], '--source'),
+        (['evaluate', 'nothing'], 'nothing'),
         (['evaluate', 'nothing', '--source', 'digits', '--split', 'test'], 'nothing'),
         (['translate', 'nothing@2', 'a'], 'nothing@2'),
         (['predict', '--top', '3', '{}', 'a.png'], '--top'),

@@ -39,9 +39,18 @@ TIMM_CROP = (
     "drop_alpha|resize_small(248, 'bicubic', rounding='down')"
     "|central_crop((224, 224), rounding='even')"
 )
-WITH_PROCESSOR = [
-    row for row in doors.rows() if row.form == 'transformers' and row.model != 'text_encoder'
-]
+WITH_PROCESSOR = {
+    row.name: row
+    for row in doors.rows()
+    if row.form == 'transformers' and row.model != 'text_encoder'
+}
+# One of each kind of processor.
+KINDS_OF_PROCESSOR = (
+    *('detr detr transformers', 'rf_detr rf_detr transformers', 'transformers_depth dpt'),
+    *('transformers_eomt eomt transformers', 'transformers_siglip siglip transformers'),
+    *('transformers_siglip2 siglip_naflex transformers', 'transformers_tips tips transformers'),
+    *('transformers_tips_dpt', 'transformers_lw_detr', 'transformers_vit vit transformers'),
+)
 EDGE_CROP = "drop_alpha|resize_small(256, 'bicubic', rounding='down')|central_crop((224, 224))"
 
 
@@ -331,12 +340,22 @@ def test_a_file_and_what_is_made_of_it_have_the_same_transforms(tmp_path):
     assert 'this model with random_crop(9): predictions differ' in notes[0]
 
 
-@pytest.mark.parametrize('row', WITH_PROCESSOR, ids=[row.name for row in WITH_PROCESSOR])
-def test_files_that_prepare_images_otherwise_say_so(row, tmp_path):
+@pytest.mark.parametrize(
+    'name',
+    [
+        *(name for name in WITH_PROCESSOR if name in KINDS_OF_PROCESSOR),
+        *(
+            pytest.param(name, marks=pytest.mark.long)
+            for name in WITH_PROCESSOR
+            if name not in KINDS_OF_PROCESSOR
+        ),
+    ],
+)
+def test_files_that_prepare_images_otherwise_say_so(name, tmp_path):
     """Each kind of file, for images that are squashed, cropped or keep their shape."""
     texts = 'resize(32)', 'resize_small(32)|central_crop(32)', 'resize_small(64, max=107)'
     photo = np.random.default_rng(0).integers(0, 256, (46, 63, 3), np.uint8)
-    trained = doors.trained(doors.model_of(row))
+    trained = doors.trained(doors.model_of(WITH_PROCESSOR[name]))
     for n, text in enumerate(texts):
         data = {**trained.config.data, 'transforms': text}
         notes = interop.write(trained.with_groups(data=data), tmp_path / str(n))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from helpers import detr as helper
 from helpers.applies import Given
+from helpers.xla import compiled_both_ways
 
 from vit_jax.errors import UserError
 from vit_jax.ops import terms
@@ -74,9 +75,9 @@ def total(outputs, batch):
     return jax.tree.map(float, traced(outputs, batch))
 
 
-@pytest.mark.parity
+@compiled_both_ways
 @pytest.mark.slow
-def test_loss_and_gradient_equal_those_of_transformers():
+def test_loss_and_gradient_equal_those_of_transformers(way):
     """Of all layers; without the backbone, which transformers freezes here."""
     torch = pytest.importorskip('torch')
     pytest.importorskip('transformers')

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from helpers.applies import Given
 from helpers.groups import CLASSES, GROUPS, LAYERS, QUERIES, ROWS, batch_of, outputs_of
+from helpers.xla import compiled_both_ways
 
 from vit_jax.errors import UserError
 from vit_jax.ops import terms
@@ -134,9 +135,9 @@ def torch_losses(outputs, batch):
     return total.item(), parts, {k: v.grad.numpy() for k, v in x.items()}
 
 
-@pytest.mark.parity
+@compiled_both_ways
 @pytest.mark.parametrize('slopes', [False, pytest.param(True, marks=pytest.mark.long)])
-def test_loss_and_its_slopes_equal_those_of_transformers(slopes):
+def test_loss_and_its_slopes_equal_those_of_transformers(slopes, way):
     """Of all stages and groups, matched with the costs of masks."""
     outputs, batch = with_masks(outputs_of(rows=1)), with_segments(batch_of((4,)))
     expected, parts, theirs = torch_losses(outputs, batch)
