@@ -12,7 +12,8 @@ probe of frozen patches by the mean IoU of digits, on images of `scenes_panoptic
 Expected: patches above SigLIP's. Measured for as many FLOPs as 20 epochs of SigLIP (12 epochs, 8
 minutes of one core of an Intel Xeon), the mean of three seeds with its standard error: mean IoU of
 patches 0.205 +- 0.006 (SigLIP 0.181 +- 0.004), recall at 1 of texts 0.211 +- 0.066 (SigLIP 0.454
-+- 0.081). Self-distillation costs retrieval here; TIPSv2 loses less and gains more
++- 0.081); for twice as many, 0.184 +- 0.007 (0.172 +- 0.005) and 0.647 +- 0.086
+(0.785 +- 0.014). Self-distillation costs retrieval here; TIPSv2 loses less and gains more
 (experiments/tips/scenes.py). See tests/bench/siglip2.py.
 """
 
