@@ -1,5 +1,7 @@
 """Families are found by name: those of the folder, and a user's own."""
 
+import importlib
+import json
 import sys
 
 import numpy as np
@@ -13,6 +15,7 @@ from vit_jax.errors import UserError, modules
 from vit_jax.inference import load
 from vit_jax.interop import families, files
 from vit_jax.interop.families import bit, transformers_vit, vision_transformer
+from vit_jax.interop.trained import Written
 from vit_jax.models import vit
 from vit_jax.storage.model_ref import ModelRef
 
@@ -169,6 +172,19 @@ def test_a_family_of_ones_own_reads_and_writes(own, tmp_path, capsys):
     np.testing.assert_array_equal(files.read_arrays(tmp_path / 'b.npz')[0]['patches'], kernel)
     assert cli.main(words) == 2
     assert f'{tmp_path}/b.npz already exists' in capsys.readouterr().err
+
+
+def test_a_family_of_ones_own_may_only_write(own, tmp_path):
+    """Then nothing reads its files again, to compare how they prepare images."""
+    module = importlib.import_module(own)
+    files.write_npz(tmp_path / 'a.npz', {'patches': np.zeros((4, 4, 3, 8), np.float32)})
+    model = interop.read(f'{own}:{tmp_path}/a.npz')
+    arrays, processor = {'mine': np.ones(3, np.float32)}, {'image_processor_type': 'Mine'}
+    written = Written(arrays, {'model_type': 'mine'}, ('the rest',), processor)
+    module.WRITERS = {('vit', 'transformers'): lambda _: written}
+    changed = model.with_groups(data={**model.config.data, 'transforms': 'resize(8)'})
+    assert interop.write(changed, f'{own}:{tmp_path}/b') == ('the rest',)
+    assert json.loads((tmp_path / 'b' / 'preprocessor_config.json').read_text()) == processor
 
 
 def test_mistakes_are_one_line(own, tmp_path):

@@ -163,7 +163,7 @@ def _with_preparation(imported: TrainedModel) -> TrainedModel:
     return imported.with_groups(data={**imported.config.data, 'transforms': text}, evals=evals)
 
 
-def _with_transforms(written: Written, text: str) -> Written:
+def _with_transforms(written: Written, text: str, family: str) -> Written:
     """Add a preprocessor that makes images like the model's own transforms, or a note."""
     processor = written.preprocessor or {}
     if (written.config or {}).get('num_channels') == 1:
@@ -173,14 +173,21 @@ def _with_transforms(written: Written, text: str) -> Written:
         return written
     if processor.get('image_processor_type') == 'ViTImageProcessor':  # not set by the family
         written = written._replace(preprocessor=processor | preprocessing.transformers_keys(text))
-    notes = preprocessing.differences(text, _restored_transforms(written))
+    try:
+        notes = preprocessing.differences(text, _restored_transforms(written, family))
+    except families.UnknownNames:  # the user's own family, which only writes
+        return written
     return written._replace(notes=(*written.notes, *notes))
 
 
-def _restored_transforms(written: Written) -> str:
-    """Read the transforms that a model has when it is read again from its files."""
+def _restored_transforms(written: Written, family: str) -> str:
+    """Read the transforms that a model has when it is read again from its files.
+
+    Raises:
+      UnknownNames: if no family reads the files.
+    """
     extra = {**(written.config or {}), normalization.PREPROCESSOR: written.preprocessor}
-    reader = families.reader(written.arrays, kind=extra.get('model_type') or '')
+    reader = families.reader(written.arrays, family, extra.get('model_type') or '')
     return _add_transforms(reader.read(dict(written.arrays), extra), extra).transforms
 
 
@@ -231,7 +238,7 @@ def write(imported: TrainedModel, path: str | os.PathLike[str]) -> tuple[str, ..
     imported = _with_preparation(imported)
     flat = unroll(param_paths(imported.params))
     unrolled = dataclasses.replace(imported, params=traverse_util.unflatten_dict(flat, sep='/'))
-    written = _with_transforms(Written(*build(unrolled)), imported.transforms)
+    written = _with_transforms(Written(*build(unrolled)), imported.transforms, family)
     written = _record_problem_type(written, imported)
     other_files, notes = ({}, ()) if is_npz else texts.tokenizer_files(imported)
     _write(written._replace(others={**written.others, **other_files}), place)

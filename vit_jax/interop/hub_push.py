@@ -127,9 +127,9 @@ def _copy_run(trained: TrainedModel, folder: pathlib.Path) -> None:
             shutil.copyfileobj(stored, copy)
     config = run_folder.read_config(run)
     paths.write_text_atomic(folder / run_folder.CONFIG, json.dumps(config, indent=2))
-    for kept in run.iterdir():
-        if kept.name == run_folder.VOCAB or run_folder.KEPT_FILE.fullmatch(kept.name):
-            (folder / kept.name).write_bytes(paths.read_bytes(kept))
+    for path in run.iterdir():
+        if path.name == run_folder.VOCAB or run_folder.KEPT_FILE.fullmatch(path.name):
+            (folder / path.name).write_bytes(paths.read_bytes(path))
 
 
 def _library(folder: pathlib.Path) -> str:
